@@ -49,6 +49,8 @@ class FileReport(AgreementReport):
 
     rows: int
     pairs: int
+    single_labels: NotRequired[dict[str, int]]
+    """Number of kept single labels (KTO), by `desirable` and `undesirable`; absent without any."""
     quarantined: int
     kept_out: NotRequired[list[KeptOut]]
     """The first quarantined rows."""
@@ -123,6 +125,8 @@ def _report(data: Examination, checks: Sequence[JudgedCheck], quarantined: int) 
         "reasons": list(data.invalid.values()),
         "unread": data.unread,
     }
+    if labels := data.label_counts:
+        report["single_labels"] = labels
     if pairs is not None:
         words = pairs.ledger.facts["words"]
         readable = (words > 0).all(1) & pairs.ledger.passes("decided")

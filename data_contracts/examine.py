@@ -6,7 +6,7 @@ Each step returns frozen values. The rows themselves are in ledgers on disk, whi
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -143,8 +143,24 @@ class Examination:
 
     @property
     def demonstrations(self) -> Examined:
-        """Return the rows for SFT: demonstrations if there are any, else the chosen responses of the pairs."""
-        return self.kinds.get("demonstrations") or self.pairs
+        """Return the rows for SFT: demonstrations, but undesirable ones, if there are any, else the chosen responses of
+        the pairs."""
+        rows = self.kinds.get("demonstrations") or self.pairs
+        return replace(rows, selected=rows.selected & (rows.ledger.facts["desirable"] != 0))
+
+    @cached_property
+    def single_labels(self) -> Examined | None:
+        """Return the demonstrations with a single label, desirable and undesirable ones; None without any."""
+        if (rows := self.kinds.get("demonstrations")) is None:
+            return None
+        labelled = rows.selected & ~np.isnan(rows.ledger.facts["desirable"])
+        return replace(rows, selected=labelled) if labelled.any() else None
+
+    @cached_property
+    def label_counts(self) -> dict[str, int]:
+        """Return the numbers of kept single labels, `desirable` and `undesirable`; empty without any."""
+        labels = [] if self.single_labels is None else self.single_labels.facts["desirable"].tolist()
+        return {"desirable": labels.count(1), "undesirable": labels.count(0)} if labels else {}
 
     @property
     def prompts(self) -> Examined:
@@ -351,6 +367,8 @@ def _read(
     else:
         read_sources(ledger, sources, data.max_characters, plan.processes, progress)
     judge.judge("read")
+    if kind == "demonstrations" and np.isnan(ledger.facts["desirable"]).all():
+        judge.checks = [check for check in judge.checks if check.of_user or check.name != "consistent"]
     ledger.facts["half"][ledger.out & (ledger.facts["half"] == 1)] = -1  # a quarantined row moves no prompt
     for source in sources:
         rows = ledger.of(source.file)
@@ -402,7 +420,7 @@ def _tokenizer(job: ValidateJob, inputs: Mapping[str, Path], read: Mapping[str, 
     if taught is None:
         return None
     ledger, facts = taught.ledger, taught.ledger.facts
-    train = ledger.good() & (facts["split"] == TRAIN)
+    train = ledger.good() & (facts["split"] == TRAIN) & (facts["desirable"] != 0)
     once = first_of_each(train, combined(facts["prompt"], facts["chosen"]))
     most = job.sft.max_demonstrations
 

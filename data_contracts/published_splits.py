@@ -22,7 +22,7 @@ from data_contracts.rows.measuring import places
 
 
 def write_splits(data: Examination, artifact: Path) -> dict[str, float]:
-    """Write pairs, demonstrations and prompts of each split into the folder `artifact`.
+    """Write pairs, demonstrations, prompts and single labels (if any) of each split into the folder `artifact`.
 
     Returns:
         The numbers of published rows, and the shares that exceed the token limit, as metrics.
@@ -37,7 +37,7 @@ class _Published(NamedTuple):
     """The rows of one kind that are published, and what to add to them."""
 
     kind: str
-    """`pairs`, `demonstrations` or `prompts`."""
+    """`pairs`, `demonstrations`, `prompts` or `single_labels`."""
     ledger: Ledger
     wanted: NDArray[np.bool_]
     """Which rows (n,)."""
@@ -51,8 +51,8 @@ class _Published(NamedTuple):
     """The `source_weight` of each pair (n,), if there is one."""
 
 
-def _published(data: Examination) -> tuple[_Published, _Published, _Published]:
-    pairs, demonstrations, prompts = data.pairs, data.demonstrations, data.prompts
+def _published(data: Examination) -> list[_Published]:
+    pairs, demonstrations, prompts, labels = data.pairs, data.demonstrations, data.prompts, data.single_labels
     texts = demonstrations.ledger.facts
 
     def rows(kind: str, of: Examined, wanted: NDArray[np.bool_], *more: Any) -> _Published:
@@ -63,12 +63,13 @@ def _published(data: Examination) -> tuple[_Published, _Published, _Published]:
         of_files = np.array([weights[file] for file in pairs.ledger.files])
         source_weights = of_files[places(pairs.ledger.facts["row"])[0]]
     of_pairs = weights_of_rankings(pairs), _overlong(data, pairs).any(1), source_weights
-    return (
+    return [
         rows("pairs", pairs, pairs.selected, *of_pairs),
         rows("demonstrations", demonstrations,
              first_of_each(demonstrations.selected, combined(texts["prompt"], texts["chosen"]))),
         rows("prompts", prompts, first_of_each(prompts.selected, prompts.ledger.facts["prompt"])),
-    )  # fmt: skip
+        *([rows("single_labels", labels, labels.selected)] if labels else ()),
+    ]  # fmt: skip
 
 
 def _overlong(data: Examination, of: Examined) -> NDArray[np.bool_]:
@@ -94,18 +95,23 @@ def _row(rows: _Published, index: int, item: CanonicalRow) -> dict[str, Any]:
     if rows.kind == "demonstrations":
         response = item.get("response", item.get("chosen"))
         return {"response": response} | {name: item[name] for name in ("prompt", "source", "row")}
+    if rows.kind == "single_labels":
+        return dict(item)
     more: dict[str, Any] = {"weight": weight} if (weight := rows.weights.get(index)) else {}
     if rows.source_weights is not None:
         more["source_weight"] = float(rows.source_weights[index])
     return item | more | ({"overlong": True} if rows.overlong[index] else {})
 
 
-def _sizes(data: Examination, pairs: _Published, demonstrations: _Published, prompts: _Published) -> dict[str, float]:
+def _sizes(
+    data: Examination, pairs: _Published, demonstrations: _Published, prompts: _Published, *labels: _Published
+) -> dict[str, float]:
     sizes: dict[str, float] = {}
-    for rows in (pairs, prompts):
+    for rows in (pairs, prompts, *labels):
         counts = np.bincount(rows.split[rows.wanted], minlength=len(SPLITS))
         sizes |= {f"data/{rows.kind}_{split}": float(n) for split, n in zip(SPLITS, counts, strict=True)}
     sizes["data/demonstrations"] = float(demonstrations.wanted.sum())
+    sizes |= {f"data/{label}": float(count) for label, count in data.label_counts.items()}
     if data.tokenizer is not None:
         of_pairs = _overlong(data, data.pairs)[pairs.wanted]
         of_demonstrations = _overlong(data, data.demonstrations)[demonstrations.wanted, 0]

@@ -85,6 +85,7 @@ def run(
         "demonstrations": str(inputs.get("demonstrations", taught)),
         "pairs kept": f"{final['data/pairs']:.0f}",
         "rows quarantined": f"{final['data/quarantined']:.0f}",
+        **{f"{label} single labels": str(count) for label, count in data.label_counts.items()},
         **{f"pairs of {source['source']}": count_text(source) for source in counts},
         **{f"not read in {kind}": unread_text(fields) for kind, fields in data.unread.items()},
     }
@@ -126,6 +127,12 @@ def _clear(folder: Path) -> None:
 
 
 def _refuse_nothing(data: Examination) -> None:
+    if data.single_labels and not of_kind(data.inputs, "preferences"):
+        raise UserError(
+            "data.demonstrations has single labels (KTO), and data.preferences names no pairs. The reward model, which "
+            "measures every policy, learns from pairs. Name a file of pairs. If prompts have responses with both "
+            "labels, name the same file, and data.score.name=label makes pairs of them."
+        )
     pairs, demonstrations, prompts = data.pairs, data.demonstrations, data.prompts
     heldout = [split for split in range(len(SPLITS)) if split != TRAIN]
     needed = [

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from components.data.support_desk.desk import SupportDeskConfig, generate
 from flows.models.model_export import export
 from flows.models.reproduce import reproduce
 from flows.reports.run_facts import run_facts
 from tasks.runs.status import RunStatus, list_runs, load_status
 from tests.faults.homes import Home, Moment
+from tests.splits import write
 
 pytestmark = pytest.mark.whole
 
@@ -87,3 +89,28 @@ def test_a_policy_is_an_adapter(home: Path, tether: Any) -> None:
     assert done.returncode == 0, done.stderr
     facts = run_facts(home, newest(home).run).stage("ppo")
     assert facts.text("adapter/adapter_config.json")
+
+
+def test_single_labels_come_from_a_file_to_kto(home: Path, tether: Any, tmp_path: Path) -> None:
+    """Pairs and a file of KTO rows: their numbers stand on the page and in the metrics of the policy."""
+    demonstrations, pairs = generate(0, SupportDeskConfig(demonstrations=60, pairs=120))
+    keep = ("prompt", "chosen", "rejected")
+    files = {
+        "preferences": write(tmp_path / "pairs.jsonl", ({name: row[name] for name in keep} for row in pairs)),
+        "demonstrations": write(tmp_path / "kto.jsonl", (
+            {"prompt": row["prompt"], "completion": text, "label": label}
+            for row in demonstrations for text, label in ((row["response"], True), (f"No. {row['response']}", False))
+        )),
+    }  # fmt: skip
+    changes = ["policy.method=kto", *(f"data.{kind}={path}" for kind, path in files.items())]
+    done = tether("run", "tiny", *(word for change in changes for word in ("--set", change)), home=home)
+    status = newest(home)
+    metrics = status.stage("validate").metrics
+    assert metrics["data/desirable"] > 50 < metrics["data/undesirable"], done.stderr
+    policy = status.stage("ppo").metrics
+    assert policy["direct/single_labels"] == metrics["data/single_labels_train"], done.stderr
+    assert 0.9 < policy["direct/desirable_ratio"] <= 1.1
+    page = (home / "runs" / status.run / "report.html").read_text()
+    assert "<dt>single labels: undesirable</dt>" in page and '<th scope="row">single labels</th>' in page
+    checked = tether("data", "check", str(files["demonstrations"]), home=home)
+    assert "desirable single labels kept" in " ".join(checked.stdout.split()), checked.stdout

@@ -36,6 +36,8 @@ class CanonicalRow(TypedDict, total=False):
     prompt: Required[Annotated[list[Annotated[Message, AfterValidator(_turn)]], Field(min_length=1)]]
     response: Text
     """The response of a demonstration."""
+    desirable: bool
+    """Whether the single label (KTO) of a demonstration says that its response is desirable; absent without a label."""
     chosen: Text
     rejected: Text
     margin: Annotated[float | None, Field(allow_inf_nan=False)]

@@ -22,8 +22,8 @@ class PolicyConfig(PassesConfig):
     """`ppo` samples from the policy and learns from the reward model. `online_dpo` samples as PPO does, with PPO's
     options, and learns which of two responses the reward model prefers (Guo et al. 2024). `best_of_n` fine-tunes the
     policy on the reward model's choice of several responses. The others learn from the preference pairs alone: `dpo`
-    (Rafailov et al. 2023), `ipo` (Azar et al. 2023), `kto` (Ethayarajh et al. 2024); the reward model then only
-    measures. docs/guide/methods.md says when to take which."""
+    (Rafailov et al. 2023), `ipo` (Azar et al. 2023), `kto` (Ethayarajh et al. 2024), which also takes single labels;
+    the reward model then only measures. docs/guide/methods.md says when to take which."""
     n: int = Field(8, ge=2)
     """Responses to a prompt of which `best_of_n` takes the one with the highest score. Their KL to SFT is at most
     log n - (n - 1) / n nats, 1.2 for 8 (Beirami et al. 2024, arXiv 2401.01879, theorem 1)."""
@@ -45,11 +45,11 @@ class PolicyConfig(PassesConfig):
     margin: float = Field(0.0, ge=0)
     """Logits by which implicit rewards should differ per unit of a pair's `margin`; 0 ignores margins."""
     desirable_weight: float = Field(1.0, gt=0)
-    """λ_D, the weight of chosen responses in `kto`."""
+    """λ_D, the weight of chosen responses, and of single ones that are labelled desirable, in `kto`."""
     undesirable_weight: float = Field(1.0, gt=0)
-    """λ_U, the weight of rejected responses in `kto`."""
+    """λ_U, the weight of rejected responses, and of single ones that are labelled undesirable, in `kto`."""
     max_pairs: int | None = Field(None, ge=1)
-    """Train on this many pairs at most (the first ones, in data order); null for all."""
+    """Train on this many pairs, and `kto` on this many single labels, at most (the first ones); null for all."""
     lora: AdapterConfig | None = None
     """Train a LoRA adapter of this shape. The reference is then the backbone without the adapter, and `reward.lora`
     must be set too. Null trains the whole model."""

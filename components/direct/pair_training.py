@@ -7,13 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from components.base.errors import UserError
 from components.base.observe import Observe
 from components.data.rows import CanonicalRow
-from components.data.tables.published import read_split
+from components.data.tables.published import has_split, read_split
 from components.direct.config import DirectJob, PolicyConfig
 from components.direct.direct_observers import ChosenAlarm, DirectObservers, TrainedPolicy
 from components.direct.policy_pairs import PolicyPairs, reference_logprobs, response_logprobs
@@ -33,7 +34,7 @@ SIDES = ("longer", "shorter")
 
 
 class PairBatch(NamedTuple):
-    """What a loss reads of m pairs. h = log π(y|x) - log π_ref(y|x), nats."""
+    """What a loss reads of m pairs. h = log π(y|x) - log π_ref(y|x), nats; 0 of an empty response."""
 
     chosen: Tensor
     """(m,) h of the chosen responses."""
@@ -45,6 +46,8 @@ class PairBatch(NamedTuple):
     """(m,) how much better the chosen one is, in the data's unit."""
     baseline: Tensor
     """z₀ of KTO."""
+    sides: Tensor
+    """(2, m) 1 for a chosen and a rejected response, 0 for an empty one. Only KTO's batches have empty ones."""
 
 
 def _dpo(config: PolicyConfig, batch: PairBatch) -> Tensor:
@@ -58,32 +61,37 @@ def _ipo(config: PolicyConfig, batch: PairBatch) -> Tensor:
 
 
 def _kto(config: PolicyConfig, batch: PairBatch) -> Tensor:
-    """Return the mean loss of each pair's two single labels."""
+    """Return the mean loss of each pair's two single labels, or the loss of its only one."""
     weights = config.desirable_weight, config.undesirable_weight
     desirable = torch.cat([torch.ones_like(batch.chosen), torch.zeros_like(batch.rejected)]).bool()
     ratios = torch.cat([batch.chosen, batch.rejected])
-    return kto_losses(ratios, desirable, batch.baseline, config.beta, weights).view(2, -1).mean(0)
+    losses = kto_losses(ratios, desirable, batch.baseline, config.beta, weights).view(2, -1)
+    return (losses * batch.sides).sum(0) / batch.sides.sum(0)
 
 
 LOSSES: dict[str, Callable[[PolicyConfig, PairBatch], Tensor]] = {"dpo": _dpo, "ipo": _ipo, "kto": _kto}
 """Maps a direct method to the loss (m,) of each pair."""
 
 
-class BalancedAccuracy(Observer[Update]):
-    """Divides the accuracies of both sides by length: a rule that sees only length has a mean of 0.5."""
+class PartMeans(Observer[Update]):
+    """Divides the metrics of parts of a batch by each part's share, and adds the mean accuracy of both sides by length:
+    a rule that sees only length has 0.5."""
 
     def on_update(self, update: Update) -> Update:
-        """Add `direct/balanced_length_accuracy`, unless one side has no pair in the batch."""
+        """Remove the shares, and leave out the metrics of parts that the batch does not have."""
         metrics = dict(update.metrics)
-        sides = [(metrics.pop(f"direct/{side}_right"), metrics.pop(f"direct/{side}")) for side in SIDES]
-        if all(count for _, count in sides):
-            metrics["direct/balanced_length_accuracy"] = sum(right / count for right, count in sides) / 2
+        for name in [name.removesuffix("_share") for name in metrics if name.endswith("_share")]:
+            value, share = metrics.pop(name), metrics.pop(f"{name}_share")
+            metrics |= {name: value / share} if share else {}
+        sides = [metrics.pop(f"direct/{side}", None) for side in SIDES]
+        if None not in sides:
+            metrics["direct/balanced_length_accuracy"] = sum(filter(None, sides)) / 2
         return replace(update, metrics=metrics)
 
 
 @dataclass
 class KtoBaseline:
-    """z₀ of each batch, from the batch's prompts with the responses of its next pair."""
+    """z₀ of each batch, from the batch's prompts with the responses of its next pair (or of its next single label)."""
 
     models: Models
     job: DirectJob
@@ -94,9 +102,9 @@ class KtoBaseline:
     def measure(self, batch: list[int]) -> None:
         """Set `value` for the pairs `batch`. All ranks call it."""
         ratios, place = torch.zeros(2, len(batch), device=self.value.device), {pair: i for i, pair in enumerate(batch)}
-        examples, pad_id = self.pairs.examples, self.models.tokenizer.pad_token_id
+        examples, pad_id, following = self.pairs.examples, self.models.tokenizer.pad_token_id, batch[1:] + batch[:1]
         for micro, counts in micro_batches(batch, self.job.policy.micro_batch_size):
-            others = [batch[(place[pair] + 1) % len(batch)] for pair in micro]
+            others = [following[place[pair]] for pair in micro]
             rows = zip(self.pairs.rows(micro), self.pairs.rows(others), strict=True)
             mismatched = [(examples[row][0], examples[other][1]) for row, other in rows]
             policy, sft = (
@@ -106,11 +114,12 @@ class KtoBaseline:
             if counts:
                 places = onto(ratios.device, torch.tensor([place[pair] for pair in micro]))
                 ratios.index_copy_(1, places, (policy - sft).view(2, -1))
-        self.value = kto_baseline(ranks.joined(ratios))
+        there = torch.from_numpy(np.flatnonzero(self.pairs.sides[following].T))
+        self.value = kto_baseline(ranks.joined(ratios).flatten()[onto(ratios.device, there)])
 
 
 def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observe: Observe) -> TrainedPolicy:
-    """Train the policy on the training pairs of `data`. Resumes from `out/checkpoint`.
+    """Train the policy on the training pairs of `data`, KTO also on its single labels. Resumes from `out/checkpoint`.
 
     The policy trains in eval mode, without dropout, as in PPO: its log-ratio to SFT is 0 before the first step.
 
@@ -121,8 +130,10 @@ def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observ
     for option, name in (("soft_labels", "soft_label"), ("margin", "margin")):
         if getattr(job.policy, option) and all(row.get(name) is None for row in rows):
             raise UserError(f"policy.{option}: no training pair has a {name}. Leave the option out.")
-    pairs = PolicyPairs.encode(models.tokenizer, rows, job, out)
-    if not len(pairs):
+    labelled = data / "single_labels.train"
+    singles = read_split(labelled) if job.policy.method == "kto" and has_split(labelled) else ()
+    pairs = PolicyPairs.encode(models.tokenizer, rows, job, out, singles[: job.policy.max_pairs])
+    if pairs.alike == len(rows):
         raise UserError(
             f"policy.method={job.policy.method}: none of {len(rows)} training pairs is left, because the two responses "
             f"of {pairs.alike} are the same up to generation.max_new_tokens. Raise it, or give more pairs."
@@ -131,43 +142,68 @@ def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observ
     observe(0, {}, doing="computing SFT's log-probabilities")
     file = out / "checkpoint" / "reference" / "pairs"
     reference = torch.tensor(reference_logprobs(models.sft, pad_id, pairs.examples, job, file))
-    by_sft = likelihoods(models, job, pairs, reference, data)
+    data_metrics = pair_counts(pairs, config) | likelihoods(models, job, pairs, reference, data)
     zero = torch.zeros((), device=runtime.device)
     baseline = KtoBaseline(models, job, pairs, zero) if config.method == "kto" else None
     models.policy.eval()
-    labels = torch.from_numpy(pairs.labels).float()
+    labels, has_singles = torch.from_numpy(np.hstack([pairs.labels, pairs.sides])).float(), not pairs.sides.all()
     gaps = torch.tensor(pairs.examples.responses.lengths.reshape(-1, 2) @ [1, -1])
 
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
         rows = pairs.rows(batch)
         logprobs = response_logprobs(models.policy, pad_id, [pairs.examples[i] for i in rows], runtime)
         chosen, rejected = (logprobs - onto(runtime.device, reference[rows])).chunk(2)
-        weights, of_source, shares, margins = onto(runtime.device, labels[batch].T.contiguous())
+        columns = onto(runtime.device, labels[batch].T.contiguous())
+        (weights, of_source, shares, margins), sides = columns[:4], columns[4:]
         z0 = zero if baseline is None else baseline.value
-        losses = LOSSES[config.method](config, PairBatch(chosen, rejected, shares, margins, z0))
+        losses = LOSSES[config.method](config, PairBatch(chosen, rejected, shares, margins, z0, sides))
         loss = weighted_mean(of_source * losses, weights)
         mean, gap = partial(weighted_mean, weights=weights), onto(runtime.device, gaps[batch])
         with torch.no_grad():
-            right = ((chosen - rejected).sign() + 1) / 2
-            metrics = {"loss": loss, "accuracy": mean(right), "margin": config.beta * mean(chosen - rejected)}
-            metrics |= {"chosen_log_ratio": mean(chosen), "rejected_log_ratio": mean(rejected)}
-            for side, inside in zip(SIDES, ((gap > 0).float(), (gap < 0).float()), strict=True):
-                metrics |= {side: mean(inside), f"{side}_right": mean(inside * right)}
+            right, both, metrics = ((chosen - rejected).sign() + 1) / 2, sides.prod(0), {"loss": loss}
+            for name, values, part in (
+                ("accuracy", right, both), ("margin", chosen - rejected, both),
+                ("chosen_log_ratio", chosen, sides[0]), ("rejected_log_ratio", rejected, sides[1]),
+                ("longer", right, both * (gap > 0)), ("shorter", right, both * (gap < 0)),
+            ):  # fmt: skip
+                metrics[name] = mean(part * values)
+                metrics |= {f"{name}_share": mean(part)} if has_singles or name in SIDES else {}
+            metrics["margin"] = config.beta * metrics["margin"]
             metrics |= {} if baseline is None else {"baseline": z0}
         return loss, {f"direct/{name}": value for name, value in metrics.items()}
 
     alarm = ChosenAlarm(limit=job.chosen_limit, stops=config.stop_on_alarm)
     observers = DirectObservers.start(
-        models, job, data, lambda: alarm.raised * alarm.stops, balanced=BalancedAccuracy(), alarm=alarm
+        models, job, data, lambda: alarm.raised * alarm.stops, parts=PartMeans(), alarm=alarm
     )
     prepare = None if baseline is None else baseline.measure
     examples = TrainingExamples(batch_loss, pairs.lengths, pairs.labels[:, 0], prepare=prepare)
     fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe,
         observers=observers.in_order)  # fmt: skip
-    metrics = {
-        "direct/pairs": float(len(pairs)), "direct/cut": pairs.cut / len(pairs), "direct/alike": float(pairs.alike)
-    }  # fmt: skip
-    return TrainedPolicy(observers, observers.history.rows, metrics | by_sft)
+    return TrainedPolicy(observers, observers.history.rows, data_metrics)
+
+
+def pair_counts(pairs: PolicyPairs, config: PolicyConfig) -> dict[str, float]:
+    """Return the numbers of pairs and single labels, and for KTO λ_D n_D / (λ_U n_U), with the numbers n of desirable
+    and undesirable responses, by weight. Warns if that is outside [1, 4/3] (Ethayarajh et al. 2024, section 4.2)."""
+    both = float(pairs.sides.all(1).sum())
+    metrics = {"direct/pairs": both, "direct/cut": pairs.cut / len(pairs), "direct/alike": float(pairs.alike)}
+    metrics |= {"direct/single_labels": len(pairs) - both} if both < len(pairs) else {}
+    if config.method != "kto":
+        return metrics
+    weights = pairs.labels[:, 0] / pairs.sides.mean(1)  # of each response
+    desirable, undesirable = (pairs.sides * weights[:, None]).sum(0).tolist()
+    ratio = config.desirable_weight * desirable / (config.undesirable_weight * undesirable)
+    low, middle, high = 1, (4 / 3) ** 0.5, 4 / 3
+    if not low <= ratio <= high:
+        name, factor = ("desirable", middle / ratio) if ratio < low else ("undesirable", ratio / middle)
+        value = getattr(config, f"{name}_weight") * factor
+        warnings.warn(
+            f"{desirable:g} desirable and {undesirable:g} undesirable responses have, with their weights, a ratio of "
+            f"{ratio:.3g}; KTO's authors advise {low:g} to {high:.3g}. Set policy.{name}_weight={value:.3g}.",
+            stacklevel=1,
+        )
+    return metrics | {"direct/desirable_ratio": ratio}
 
 
 def likelihoods(models: Models, job: DirectJob, pairs: PolicyPairs, reference: Tensor, data: Path) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Preference pairs as a direct method trains on them: tokens, labels, and log-probabilities of their responses."""
+"""Preference pairs, and single labels (KTO), as a direct method trains on them: tokens, labels, log-probabilities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,12 +24,13 @@ AT_ONCE = 4_096
 
 @dataclass(frozen=True)
 class PolicyPairs:
-    """n pairs as tokens, with their labels."""
+    """n pairs as tokens, with their labels. A single label is a pair of which one response is empty."""
 
     examples: Examples
     """(2n) prompt and response with EOS: pair i has the chosen one at 2i and the rejected one at 2i + 1."""
     labels: NDArray[np.float64]
-    """(n, 4): weight, its source's weight, share of the votes for the chosen response, margin."""
+    """(n, 4): weight (1/2 for a single label: a pair has two), its source's weight, share of the votes for the chosen
+    response, margin."""
     cut: int
     """How many of the pairs have a response that exceeds `generation.max_new_tokens`: it is cut, and has no EOS."""
     alike: int
@@ -37,9 +38,10 @@ class PolicyPairs:
 
     @classmethod
     def encode(
-        cls, tokenizer: Any, rows: Sequence[CanonicalRow], job: DirectJob, folder: Path | None = None
-    ) -> "PolicyPairs":
-        """Tokenise pairs, cut to the lengths of `generation`.
+        cls, tokenizer: Any, rows: Sequence[CanonicalRow], job: DirectJob, folder: Path | None = None,
+        singles: Sequence[CanonicalRow] = (),
+    ) -> "PolicyPairs":  # fmt: skip
+        """Tokenise pairs, and after them single labels, cut to the lengths of `generation`.
 
         Args:
             folder: where to write a file of the tokens; None keeps them in memory.
@@ -62,6 +64,15 @@ class PolicyPairs:
                 votes = row.get("soft_label") if job.policy.soft_labels else None
                 weights = row.get("weight", 1.0), row.get("source_weight", 1.0)
                 labels.append((*weights, 1.0 if votes is None else votes, row.get("margin") or 0.0))
+        for chunk in chunks(singles, len(singles)):
+            encoded = encode_prompts(tokenizer, [row["prompt"] for row in chunk], job.generation.max_prompt_tokens)
+            texts = encode_responses(tokenizer, [row["response"] for row in chunk], cap + 1)
+            for row, prompt, response in zip(chunk, encoded, texts, strict=True):
+                cut += len(response) > cap
+                for side in (True, False):
+                    prompts.append(prompt)
+                    responses.append(response[:cap] if row["desirable"] is side else [])
+                labels.append((0.5, 1.0, 1.0, 0.0))
         return cls(Examples(prompts.written(), responses.written()), np.array(labels).reshape(-1, 4), cut, alike)
 
     def __len__(self) -> int:
@@ -70,7 +81,12 @@ class PolicyPairs:
     @property
     def lengths(self) -> NDArray[np.int32]:
         """Return the number of tokens (n,) of both sequences of each pair."""
-        return self.examples.lengths.reshape(-1, 2).sum(1)
+        return (self.examples.lengths.reshape(-1, 2) * self.sides).sum(1)
+
+    @property
+    def sides(self) -> NDArray[np.bool_]:
+        """Return which responses each pair has (n, 2), the chosen and the rejected one."""
+        return self.examples.responses.lengths.reshape(-1, 2) > 0
 
     def rows(self, pairs: Sequence[int]) -> list[int]:
         """Return the places in `examples` of m pairs: those of the m chosen responses, then of the m rejected ones."""
@@ -79,7 +95,7 @@ class PolicyPairs:
 
 def response_logprobs(model: Any, pad_id: int, batch: Sequence[Example], runtime: Runtime) -> Tensor:
     """Return log π(y|x) (N,) at temperature 1: the sum over all tokens of the response, EOS included, in nats."""
-    of_tokens = -token_losses(model, pad_id, batch, runtime)
+    of_tokens = -token_losses(model, pad_id, [example for example in batch if example[1]], runtime)
     return torch.stack([part.sum() for part in of_tokens.split([len(response) for _, response in batch])])
 
 
@@ -91,7 +107,8 @@ def reference_logprobs(model: Any, pad_id: int, examples: Examples, job: DirectJ
     model.eval()
 
     def compute(chunk: Sequence[Example], start: int) -> list[float]:
-        losses = response_losses(model, pad_id, Examples.of(chunk), job.runtime, 2 * job.policy.micro_batch_size)
-        return [-loss for loss in losses]
+        read = Examples.of(example for example in chunk if example[1])
+        losses = iter(response_losses(model, pad_id, read, job.runtime, 2 * job.policy.micro_batch_size))
+        return [-next(losses) if response else 0.0 for _, response in chunk]
 
     return in_chunks(examples, AT_ONCE, file, compute, lambda done: None)

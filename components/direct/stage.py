@@ -18,7 +18,7 @@ from components.direct.policy_pairs import PolicyPairs
 from components.models.runtime import release_memory
 from components.ppo.evaluate import evaluate
 from components.ppo.models import Models
-from components.ppo.stage import frozen_unchanged, put_and_save, with_rules, with_sources
+from components.ppo.stage import frozen_unchanged, ignored_labels, put_and_save, with_rules, with_sources
 from components.reward.evaluation.length import balanced_length_accuracy
 from components.reward.scoring import ScoreScale
 from components.rewards.weighted import check_waits
@@ -62,6 +62,7 @@ def _published(
     write_rows(artifact / "history.jsonl", trained.history)
     write_rows(artifact / "samples.jsonl", observers.samples.rows)
     reason += f" Trained by {job.policy.method} (policy.method)."
+    reason += "" if job.policy.method == "kto" else ignored_labels(data)
     about = {"published_update": number, "reason": reason, "last_update": last}
     about |= {"evaluations": observers.evaluations.checkpoints.evaluations}
     write_json(artifact / "metadata.json", about)

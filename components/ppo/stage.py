@@ -15,7 +15,8 @@ from components.base.errors import CheckFailed, Unreachable, UserError
 from components.base.files import make_folder, replacing
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
-from components.data.tables.published import SplitColumn, read_split
+from components.base.text import counted
+from components.data.tables.published import SplitColumn, has_split, read_split
 from components.distributed import ranks
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompts
@@ -81,6 +82,7 @@ def _trained_and_evaluated(
     number, reason = observers.evaluations.choose(updates, last["ppo/beta"])
     if job.ppo.ema is not None:
         reason += f" Its weights are the moving average with decay {job.ppo.ema:g} (ppo.ema), not those that sampled."
+    reason += ignored_labels(data)
     metrics = put_and_save(models, job, data, out, observe, observers.evaluations, number, updates)
     metrics |= evaluate(models, job, data, out, observe)  # from here on only the first rank
     write_rows(artifact / "history.jsonl", history)
@@ -104,6 +106,12 @@ def _trained_and_evaluated(
         metrics["ppo/rollouts_bit_exact"] = float(job.ppo.rollout.bit_exact)
     write_json(artifact / "metrics.json", metrics)
     return metrics
+
+
+def ignored_labels(data: Path) -> str:
+    """Return a sentence about the single labels of `data`, on which only KTO trains; empty if it has none."""
+    labels = read_split(data / "single_labels.train") if has_split(data / "single_labels.train") else ()
+    return f" It ignored {counted(len(labels), 'single label')}, which policy.method=kto trains on." if labels else ""
 
 
 def put_and_save(

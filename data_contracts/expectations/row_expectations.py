@@ -14,12 +14,13 @@ from components.models.config import GenerationConfig
 from data_contracts.expectations.suites import Check, check_of
 
 _ONLY = (
-    (("preferences",), {"prompts_agree", "responses_differ", "votes_valid", "votes_once", "consistent", "decided",
+    (("preferences",), {"prompts_agree", "responses_differ", "votes_valid", "votes_once", "decided",
                         "differ_truncated"}),
     (("demonstrations",), {"desirable"}),
-    (("preferences", "demonstrations"), {"no_placeholder", "template_agrees", "response_fits"}),
+    (("preferences", "demonstrations"), {"consistent", "no_placeholder", "template_agrees", "response_fits"}),
 )  # fmt: skip
 """Kinds of data, and the checks that apply only to them."""
+_STAY = ("votes_once", "desirable")
 ROLES = "^s?a?(?:ua)*u$"
 """Allowed roles of a prompt, one letter for each message: an optional system message, then user and assistant
 alternate, and the last is the user's."""
@@ -36,7 +37,7 @@ def row_checks(
     """
     left_out = {name for kinds, names in _ONLY if source not in kinds for name in names}
     return [
-        check_of(data.checks, name, kind, options, stays=name == "votes_once" and "reading" not in options.values())
+        check_of(data.checks, name, kind, options, name in _STAY and "reading" not in options.values())
         for name, kind, options in _table(data, generation, comparisons)
         if name not in left_out
     ]

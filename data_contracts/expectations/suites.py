@@ -39,7 +39,7 @@ class Check:
     options: Mapping[str, object]
     """The arguments of the class, such as `column`."""
     stays: bool = False
-    """Whether failing rows are kept, whatever the check's severity."""
+    """Whether failing rows that could be read are kept, whatever the check's severity."""
     of_user: bool = False
     """Whether it comes from a user's suite."""
     source: str = ""

@@ -136,8 +136,9 @@ class RowJudge:
         self._succeeded[check.name] = succeeded(check, results) and self._succeeded.get(check.name, True)
         if check.of_user and results and not sum(map(_known, results)):
             self.unjudged.append(check.name)
-        keeps_out = check.severity != "warn" and not check.stays
-        self.ledger.name(check.name, lines, keeps_out, lambda index: self._reason(check, index))
+        stay = np.bool_(check.severity == "warn") | (check.stays & self.ledger.facts["made"][lines])
+        for some, keeps_out in ((lines[stay], False), (lines[~stay], True)):
+            self.ledger.name(check.name, some, keeps_out, lambda index: self._reason(check, index))
 
     def _reason(self, check: Check, index: int) -> str:
         """Return the reason for a failing row without a note: the values that the expectation judged, and its

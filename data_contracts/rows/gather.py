@@ -205,7 +205,7 @@ def parsed(raws: Iterable[RawRow], name: str, source: RowSource, max_characters:
                 }
                 row.raw = row.raw if row.problems else raw
                 row.problems += _unwritable(row.item["columns"])
-            if row.item is not None and not any(problem.check in UNUSABLE for problem in row.problems):
+            if row.item is not None and not any(p.check in UNUSABLE and p.check != "desirable" for p in row.problems):
                 broken = schema_problems(row.item)
                 row.raw = row.raw._replace(data=row.item) if broken and not row.problems else row.raw
                 row.problems += broken

@@ -70,10 +70,10 @@ COLUMNS: dict[str, Column] = {
     "given_out": Column("read", "1 where Tether gave the pair out to label", (PAIRS,)),
     "repeated_votes": Column("read", "1 where an annotator voted twice on the pair", (PAIRS,)),
     "margin": Column("read", "how much better the chosen response is, in the source's units", (PAIRS,), dtype="f8"),
-    "desirable": Column("read", "0 where a label says that the response is undesirable", (DEMONSTRATIONS,)),
+    "desirable": Column("read", "1 or 0 as a label says; 0 where nothing is to be learned", (DEMONSTRATIONS,)),
     "split": Column("read", f"{', '.join(SPLITS)}: by the prompt's own words", dtype="i1"),
     "copies_before": Column("compared", "1 where an earlier row has the same prompt and responses"),
-    "contradictions": Column("compared", "1 where another row prefers the same responses the other way", (PAIRS,)),
+    "contradictions": Column("compared", "1 where a row judges the same texts the other way", (PAIRS, DEMONSTRATIONS)),
     "near_copies_before": Column("texts", "1 where an earlier row is nearly the same (data.near_duplicate)"),
     "contaminated": Column("texts", "1 where the prompt nearly repeats one of data.decontaminate"),
     "held_out_before": Column("texts", "1 where a row for training nearly repeats a held-out prompt of data.reference"),
@@ -255,14 +255,14 @@ def _facts(row: Row, noted: bool, file: int, how: Measuring, roles_of: _Codes) -
         "reading": READINGS.index(_reading(row, notes)), "roles": -1, "lead": _lead(row),
         "first_wins": -1 if row.first_wins is None else int(row.first_wins),
         "ballot": tuple(ballot or (0, 0, 0)), "voted": ballot is not None,
-        "of_models": sum(is_model(name) for name, _ in row.cast),
+        "of_models": sum(is_model(name) for name, _ in row.cast), "desirable": 0 if notes["desirable"] else np.nan,
     }  # fmt: skip
     if ballot is not None:
         facts |= {"votes": sum(ballot), "votes_for_neither": ballot.equal}
         facts |= {} if row.decided_otherwise else {"deciding_votes": sum(ballot)}
     if row.item is not None:
         facts |= {column: notes[check] for column, check in _COUNTED.items()}
-        facts |= {"distinct_responses": 2 - notes["responses_differ"], "desirable": 1 - notes["desirable"]}
+        facts |= {"distinct_responses": 2 - notes["responses_differ"]}
         facts |= {"given_out": row.given_out, **_of_item(row.item, how, roles_of)}
     return tuple(facts.get(name, missing) for name, missing in _MISSING.items())
 
@@ -281,11 +281,14 @@ def _of_item(item: CanonicalRow, how: Measuring, roles_of: _Codes) -> dict[str, 
     longest = max((len(text) for side in RESPONSES if (text := item.get(side)) is not None), default=0)
     chosen = seen(item.get("chosen") or item.get("response") or "")
     rejected = seen(item.get("rejected") or "")
+    if item.get("desirable") is False:  # it contradicts a label that says the opposite, as a pair does
+        chosen, rejected = rejected, chosen
     facts: dict[str, Any] = {
         "prompt": hash64(key), "loose": hash64(loose_key(item["prompt"])),
         "split": SPLITS.index(split_of(key, how.split)),
         "chosen": hash64(chosen), "rejected": hash64(rejected), "turns": len(roles), "roles": roles_of[roles],
         "rank": hash64(f"{how.seed} {key} {chosen} {rejected}") if how.ranked else 0,
+        "desirable": item.get("desirable", np.nan),
         "characters": sum(len(message["content"]) for message in item["prompt"]) + longest,
     }  # fmt: skip
     if "judged_in" in item:

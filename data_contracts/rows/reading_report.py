@@ -83,7 +83,7 @@ _DOUBLED = (
     "Both responses begin with the text of the prompt, which then appears twice in what is learned: leave it out of "
     "the responses."
 )
-_KTO = "Rows that are labelled undesirable are kept out (check `desirable`): SFT must not imitate them."
+_KTO = "SFT imitates desirable rows alone (check `desirable`). Only policy.method=kto learns from undesirable ones."
 
 
 def reading_of(path: Path, data: DataConfig) -> FileReading:

@@ -24,12 +24,12 @@ class SourceReading(TypedDict):
 _DEMONSTRATION = {"prompt", "response", "source", "row"}
 _PROMPT = {"prompt", "category", "source", "row"}
 _PAIR_MAY = {"columns", "judged_in", "votes_of_models"}
-_PAIR = CanonicalRow.__annotations__.keys() - {"response", "overlong", "source_weight", *_PAIR_MAY}
+_PAIR = CanonicalRow.__annotations__.keys() - {"response", "desirable", "overlong", "source_weight", *_PAIR_MAY}
 
 
 def _whole(row: CanonicalRow) -> CanonicalRow:
     fields = _DEMONSTRATION if "response" in row else _PAIR if "chosen" in row else _PROMPT
-    optional = set() if "response" in row else _PAIR_MAY if "chosen" in row else {"columns"}
+    optional = {"desirable"} if "response" in row else _PAIR_MAY if "chosen" in row else {"columns"}
     if row.keys() - optional != fields:
         raise ValueError(f"the fields {', '.join(sorted(row.keys() ^ fields))} are missing or too many")
     votes, chosen = row.get("votes"), row.get("votes_chosen")

@@ -252,9 +252,10 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         console.print(table)
     for check in findings:
         say(line(f"{check['name']}: {check['description']}"))
+    labels = "".join(f"{n} {label} single labels kept, " for label, n in report.get("single_labels", {}).items())
     say(
         f"{counted(len(report['checks']) - len(findings), 'other check')} found nothing. "
-        f"{counted(report['rows'], 'row')}, {counted(report['pairs'], 'pair')} kept, "
+        f"{counted(report['rows'], 'row')}, {counted(report['pairs'], 'pair')} kept, {labels}"
         f"{counted(report['quarantined'], 'row')} quarantined{':' if report.get('kept_out') else '.'}"
     )
     if unjudged := report.get("unjudged"):

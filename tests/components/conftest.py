@@ -126,6 +126,24 @@ def stages(desk_data: Path, runtime: Runtime, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="session")
+def labelled(stages: Stages, desk_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Stages:
+    """The stages with data that also have 40 single labels for training, of which every fourth is undesirable."""
+    data = tmp_path_factory.mktemp("labelled") / "data"
+    shutil.copytree(desk_data, data)
+    _, pairs = generate(1, SupportDeskConfig(demonstrations=50, pairs=60))
+    rows = [
+        {
+            "prompt": row["prompt"], "response": row["chosen" if i % 4 else "rejected"], "desirable": i % 4 > 0,
+            "source": "demonstrations", "row": i + 1,
+        }
+        for i, row in enumerate(pairs)
+    ]  # fmt: skip
+    for split, some in (("train", rows[:40]), ("calibration", rows[40:50]), ("test", rows[50:])):
+        write_split(data / f"single_labels.{split}", some)
+    return Stages(stages.inputs | {"data": data})
+
+
+@pytest.fixture(scope="session")
 def language(runtime: Runtime) -> Language:
     """A Llama with two random layers over the support desk's words. Don't train it: others use it too."""
     from components.models.batching import encode_prompt

@@ -23,10 +23,11 @@ def judged(job: Any, folder: Path, rows: list[dict[str, Any]], **options: Any) -
     return reading.format, {found["name"]: found for found in report["checks"]}, report
 
 
-def test_the_undesirable_rows_of_kto_data_are_counted_and_kept_out(job: Any, tmp_path: Path) -> None:
+def test_the_undesirable_rows_of_kto_data_are_counted_and_kept(job: Any, tmp_path: Path) -> None:
     rows = [{"prompt": f"q {i}", "completion": f"r {i}", "label": i % 3 > 0} for i in range(30)]
     name, checks, report = judged(job, tmp_path, rows)
-    assert (name, report["rows"], report["quarantined"], report["passed"]) == ("KTO", 30, 10, True)
+    assert (name, report["rows"], report["quarantined"], report["passed"]) == ("KTO", 30, 0, True)
+    assert report["single_labels"] == {"desirable": 20, "undesirable": 10}
     assert checks["desirable"]["row_numbers"] == list(range(1, 31, 3)) and "votes_once" not in checks
 
 

@@ -5,7 +5,7 @@ instruction   `instruction`, perhaps `input` or `context`, and `output` or `resp
               `{input, output}`
 conversation  `messages` or `conversations`: a list that ends with the assistant's turn
 transcript    `text`: a conversation with "\\n\\nHuman:" and "\\n\\nAssistant:" turns
-KTO           any of these with `label` or `kto_tag`: true is desirable, and false rows are not imitated
+KTO           any of these with `label` or `kto_tag`: true is desirable; false rows are not imitated, but are labels too
 
 Rows of one response with `helpfulness` (HelpSteer) are refused: most are worse than another response to the same
 prompt, and which score is good enough to imitate is the user's choice.
@@ -86,12 +86,14 @@ def parse_demonstration(
             raise BadRow(*raw.problem)
         wanted = desirable(raw.data, label_values or {}, name == KTO)
         prompt, response = _parse(raw.data, (_format_of(raw.data) or "response") if name == KTO else name)
-        row.item = {"prompt": prompt, "response": response, "source": source, "row": raw.number}
-        row.problems = text_problems(prompt, {"response": response}, max_characters)
-        if not wanted:
-            row.problems.append(Problem("desirable", "labelled undesirable (KTO)"))
         if _unlearned(raw.data):
-            row.problems.append(Problem("desirable", "the last message has the weight 0"))
+            raise BadRow("desirable", "the last message has the weight 0")
+        row.item = {"prompt": prompt, "response": response, "source": source, "row": raw.number}
+        if wanted is not None:
+            row.item["desirable"] = wanted
+        row.problems = text_problems(prompt, {"response": response}, max_characters)
+        if wanted is False:
+            row.problems.append(Problem("desirable", "labelled undesirable (KTO)"))
     except BadRow as bad:
         row.problems = [bad.problem]
     return row

@@ -83,8 +83,8 @@ def is_kto_row(data: Mapping[str, object]) -> bool:
     return bool(single) and "chosen" not in data and looks_like_kto([RawRow(1, data)])
 
 
-def desirable(data: Mapping[str, object], label_values: Mapping[str, str], labelled: bool) -> bool:
-    """Return whether a demonstration may be imitated: False if its label says that it is undesirable.
+def desirable(data: Mapping[str, object], label_values: Mapping[str, str], labelled: bool) -> bool | None:
+    """Return whether the label of a demonstration says that it is desirable; None if it has no label.
 
     Args:
         labelled: whether the file's labels are KTO's. In other files a label that is neither true nor false is ignored.
@@ -99,12 +99,12 @@ def desirable(data: Mapping[str, object], label_values: Mapping[str, str], label
                 "fields_present",
                 f"`{name}` is empty; elsewhere it says whether to imitate a row: label it or leave it out",
             )
-        return True
+        return None
     wanted = _SINGLE.get(label_key(meant(label, label_values)))
     if wanted is None and labelled:
         text = f"`{name}` is {shown(label)}, expected true (desirable) or false (undesirable); say what it means with "
         raise BadRow("fields_present", f"{text}data.label_values, as {{'1': desirable, '0': undesirable}}")
-    return wanted is not False
+    return wanted
 
 
 def _is_blank(label: object) -> bool:

@@ -110,8 +110,9 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     if any(is_kto_row(row.data) for row in rows if row.problem is None):
         raise UserError(
             f"{path}: its rows are single responses with a label (KTO), and a reward model learns from two responses "
-            "to one prompt. Give the file as data.demonstrations, which keeps the desirable responses, or write rows "
-            "with `prompt`, `chosen` (a desirable response) and `rejected` (an undesirable one to the same prompt)."
+            "to one prompt. Give the file as data.demonstrations: SFT learns the desirable responses, and "
+            "policy.method=kto all labels. If prompts have responses with both labels, data.score.name=label makes "
+            "pairs of them (with data.columns.response=completion if they are in `completion`)."
         )
     sides = [side for side in ("chosen", "rejected") if side in fields]
     missing = ({"chosen", "rejected"} - set(sides)).pop() if len(sides) == 1 else None

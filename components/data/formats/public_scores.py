@@ -132,7 +132,8 @@ def gathered_by_prompt(rows: Iterable[RawRow], options: ReadingOptions) -> Itera
     def add(row: RawRow, first: RawRow, scored: dict[Any, Any]) -> None:
         refuse_parts(row.data)
         response, score = text_field(row.data, "response"), _score(options)
-        scored[row.number] = response, number_field(row.data.get(score), score)
+        value = row.data.get(score)  # a label (KTO) is a score too
+        scored[row.number] = response, number_field(int(value) if isinstance(value, bool) else value, score)
 
     def whole(data: Data, scored: dict[Any, Any]) -> Data:
         return {**kept_fields(data), **{name: data.get(name) for name in _PROMPT}, "scored": [*scored.values()]}

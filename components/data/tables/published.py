@@ -32,6 +32,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "demonstrations": ("prompt", "response", "row", "source"),
     "prompts": ("category", "columns", "prompt"),
+    "single_labels": ("desirable", "prompt", "response", "row", "source"),
 }  # fmt: skip
 """Maps the kind of a split, the first part of its name, to its columns, in their order."""
 _WEIGHTED = "source_weight"
@@ -51,7 +52,7 @@ def _schema(kind: str, weighted: bool) -> "pa.Schema":
     types: dict[str, pa.DataType] = {
         "prompt": pa.list_(pa.struct([("content", text), ("role", text)])),
         "objectives": pa.list_(pa.struct([("name", text), ("share", share)])),
-        "overlong": pa.bool_(),
+        **dict.fromkeys(("desirable", "overlong"), pa.bool_()),
         **dict.fromkeys(("row", "votes", "votes_chosen", "votes_of_models"), number),
         **dict.fromkeys(("margin", "soft_label", "weight", _WEIGHTED), share),
     }

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from components.models.folders import load_causal_lm
 from tests.components.conftest import GENERATION, RUNTIME
 from tests.faults.sample import SEED
 from tests.forks import Forked
+from tests.splits import write_split
 from tests.waiting import PATIENCE
 
 METHODS = ("dpo", "ipo", "kto")
@@ -183,6 +185,88 @@ def test_an_adapters_reference_is_the_backbone_without_it(
         adapted.run("direct", tmp_path / "cut", interrupting(3), **LORA)
     adapted.run("direct", tmp_path / "cut", **LORA)
     assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
+
+
+@pytest.fixture(scope="module")
+def with_labels(labelled: Any, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """The folder and the metrics of KTO's run on pairs and single labels."""
+    out = tmp_path_factory.mktemp("labels")
+    return out, labelled.run("direct", out, method="kto")
+
+
+def test_kto_trains_on_single_labels_beside_pairs(with_labels: Undisturbed, undisturbed: Any) -> None:
+    out, metrics = with_labels
+    _, alone = undisturbed("kto")
+    assert metrics["direct/single_labels"] == 40 and metrics["direct/pairs"] == alone["direct/pairs"]
+    pairs = metrics["direct/pairs"]
+    assert metrics["direct/desirable_ratio"] == pytest.approx((pairs + 30) / (pairs + 10))
+    assert alone["direct/desirable_ratio"] == 1 and "direct/single_labels" not in alone
+    history = read_rows(out / "artifact" / "history.jsonl")
+    assert len(history) == -(-int(pairs + 40) // 16) and history[0]["direct/loss"] == pytest.approx(0.5)
+    assert not any(name.endswith("_share") for row in history for name in row)
+    about = json.loads((out / "artifact/metadata.json").read_text())
+    assert about["reason"].endswith("Trained by kto (policy.method).")
+
+
+def test_kto_learns_single_labels(labelled: Any, tmp_path: Path) -> None:
+    """Of one pair and 40 labels, desirable responses become likelier than undesirable ones."""
+    data = tmp_path / "data"
+    shutil.copytree(labelled.inputs["data"], data)
+    write_split(data / "pairs.train", list(read_split(labelled.inputs["data"] / "pairs.train"))[:1])
+    options = {"method": "kto", "learning_rate": 5e-3, "epochs": 6, "evaluate_every": None, "desirable_weight": 0.4}
+    one = labelled._replace(inputs=labelled.inputs | {"data": data})
+    one.run("direct", tmp_path / "out", **options)
+    rows = read_rows(tmp_path / "out/artifact/history.jsonl")
+    assert rows[-1]["direct/chosen_log_ratio"] - rows[-1]["direct/rejected_log_ratio"] > 1
+    assert sum("direct/accuracy" in row for row in rows) == 6, "only the batches with the pair have an accuracy"
+
+
+def test_labels_out_of_balance_are_warned_of(labelled: Any, tmp_path: Path, interrupting: Any) -> None:
+    warns = pytest.warns(UserWarning, match=r"advise 1 to 1.33. Set policy.desirable_weight=\d")
+    with warns, pytest.raises(KeyboardInterrupt):  # before the first step ends, not after hours
+        labelled.run("direct", tmp_path, interrupting(1), method="kto", undesirable_weight=3.0)
+
+
+def test_micro_batches_change_no_step_of_single_labels(
+    labelled: Any, with_labels: Undisturbed, tmp_path: Path
+) -> None:
+    labelled.run("direct", tmp_path, method="kto", micro_batch_size=3)
+    histories = (read_rows(out / "artifact/history.jsonl") for out in (tmp_path, with_labels[0]))
+    for row, same in zip(*histories, strict=True):
+        assert row.keys() == same.keys()
+        for name in ("loss", "accuracy", "margin", "chosen_log_ratio", "rejected_log_ratio", "baseline"):
+            assert row.get(f"direct/{name}", 0) == pytest.approx(same.get(f"direct/{name}", 0), abs=2e-5)
+
+
+def test_single_labels_interrupted_end_the_same(
+    labelled: Any, with_labels: Undisturbed, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        labelled.run("direct", tmp_path, interrupting(5), method="kto")
+    assert labelled.run("direct", tmp_path, method="kto") == with_labels[1]
+    assert digests(tmp_path / "artifact") == digests(with_labels[0] / "artifact")
+
+
+def test_an_adapter_learns_single_labels(
+    adapted: Any, labelled: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any]
+) -> None:
+    both = adapted._replace(inputs=adapted.inputs | {"data": labelled.inputs["data"]})
+    whole = both.run("direct", tmp_path / "whole", method="kto", **LORA)
+    with pytest.raises(KeyboardInterrupt):
+        both.run("direct", tmp_path / "cut", interrupting(3), method="kto", **LORA)
+    assert both.run("direct", tmp_path / "cut", method="kto", **LORA) == whole and whole["direct/single_labels"] == 40
+    assert digests(tmp_path / "cut/artifact") == digests(tmp_path / "whole/artifact")
+
+
+@pytest.mark.parametrize("method", ["dpo", "ppo"])
+def test_another_method_says_that_it_ignores_labels(
+    method: str, labelled: Any, undisturbed: Any, tmp_path: Path, digests: Callable[[Path], Any]
+) -> None:
+    labelled.run("ppo", tmp_path, updates=1) if method == "ppo" else labelled.run("direct", tmp_path, method=method)
+    about = json.loads((tmp_path / "artifact/metadata.json").read_text())
+    assert about["reason"].endswith("It ignored 40 single labels, which policy.method=kto trains on.")
+    if method == "dpo":
+        assert digests(tmp_path / "artifact/model") == digests(undisturbed("dpo")[0] / "artifact/model")
 
 
 def test_gradient_checkpointing_changes_no_weight(

@@ -347,6 +347,16 @@ def test_an_alarm_stops_all_ranks_after_the_same_update(stages: Any, tmp_path: P
         assert found.metrics[name] == metrics[name]
 
 
+@pytest.mark.parametrize("sharding", ["zero3", "replicas"])
+def test_single_labels_on_two_ranks_train_as_on_one(sharding: str, labelled: Any, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    options: dict[str, Any] = {"method": "kto", "micro_batch_size": 3}
+    metrics = labelled.run("direct", one, **options)
+    found = on_ranks(labelled, "direct", two, sharding=sharding, **options)
+    assert difference(one, two) < 1e-6 and metrics["direct/single_labels"] == 40
+    assert found.metrics == pytest.approx(metrics, rel=1e-4, abs=1e-5)
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("stage, sharding, options", [
     ("sft", "zero2", {"checkpoint_every": 1}),
