@@ -1,7 +1,7 @@
 """Train the policy on preference pairs by a direct method, with the loop of SFT and the reward model."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -109,14 +109,17 @@ class KtoBaseline:
         self.value = kto_baseline(ranks.joined(ratios))
 
 
-def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observe: Observe) -> TrainedPolicy:
-    """Train the policy on the training pairs of `data`. Resumes from `out/checkpoint`.
+def train_on_pairs(
+    models: Models, job: DirectJob, inputs: Mapping[str, Path], out: Path, observe: Observe
+) -> TrainedPolicy:
+    """Train the policy on the training pairs of `inputs["data"]`. Resumes from `out/checkpoint`.
 
     The policy trains in eval mode, without dropout, as in PPO: its log-ratio to SFT is 0 before the first step.
 
     Raises:
         UserError: no pair is left to train on, or none has the votes or margins that `policy` asks for.
     """
+    data = inputs["data"]
     rows: Sequence[CanonicalRow] = read_split(data / "pairs.train")[: job.policy.max_pairs]
     for option, name in (("soft_labels", "soft_label"), ("margin", "margin")):
         if getattr(job.policy, option) and all(row.get(name) is None for row in rows):
@@ -159,8 +162,9 @@ def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observ
     observers = DirectObservers.start(models, job, data, balanced=BalancedAccuracy())
     prepare = None if baseline is None else baseline.measure
     examples = TrainingExamples(batch_loss, pairs.lengths, pairs.labels[:, 0], prepare=prepare)
-    fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe,
-        observers=observers.in_order)  # fmt: skip
+    with models.without(job.unused, job.measured, inputs):
+        fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe,
+            observers=observers.in_order)  # fmt: skip
     metrics = {
         "direct/pairs": float(len(pairs)), "direct/cut": pairs.cut / len(pairs), "direct/alike": float(pairs.alike)
     }  # fmt: skip
