@@ -132,6 +132,7 @@ mutants: $(INSTALLED)
 # pairs; the demo over ten seeds, without the tether and with a tighter one, and at three targets; 100 updates of PPO on real
 # preferences; then the run on real preferences. Studies whose figures are published are in commit e3954ebf: docs/benchmarks.md.
 TRL := .tether/trl
+TRL_DIRECT := .tether/trl-direct
 TETHER_DATA ?= ../shared/data
 HH = [$(abspath $(TETHER_DATA))/hh-rlhf/helpful-base-test.jsonl.gz, $(abspath $(TETHER_DATA))/hh-rlhf/harmless-base-test.jsonl.gz]
 bench: $(INSTALLED)
@@ -140,6 +141,8 @@ bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench.trl.throughput --trl $(TRL) --dtype float32 bfloat16
 	$(BIN)/python -m tests.bench.trl.throughput --rollout
 	$(BIN)/python -m tests.bench.trl.learning --trl $(TRL) --jobs 2
+	test -d $(TRL_DIRECT)/trl || $(PIP) --no-deps --target $(TRL_DIRECT) trl==1.16.0
+	$(BIN)/python -m tests.bench.trl.direct --trl $(TRL_DIRECT) --source $(TETHER_DATA)/hh-rlhf/helpful-base-test.jsonl.gz
 	nice -n 19 $(BIN)/python -m tests.bench.statistics.raters
 	$(BIN)/python -m tests.bench.operations.contract --source $(TETHER_DATA)/hh-rlhf/helpful-base-test.jsonl.gz --model .tether/models/smollm2
 	$(BIN)/python -m tests.bench.operations.orchestration demo-long --twice

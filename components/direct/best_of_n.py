@@ -31,7 +31,9 @@ AT_ONCE = 64
 """Number of prompts whose choices are computed between two writes."""
 
 
-def train_on_best(models: Models, job: DirectJob, data: Path, out: Path, observe: Observe) -> TrainedPolicy:
+def train_on_best(
+    models: Models, job: DirectJob, inputs: Mapping[str, Path], out: Path, observe: Observe
+) -> TrainedPolicy:
     """Sample, choose and train in `policy.rounds`; return what the last round's observers saw. Resumes from `out`.
 
     A round that has failed, because KL left its limits, is the last.
@@ -43,6 +45,7 @@ def train_on_best(models: Models, job: DirectJob, data: Path, out: Path, observe
     Raises:
         UserError: no chosen response to any prompt has ended.
     """
+    data = inputs["data"]
     prompts = SplitColumn(read_split(data / "prompts.train"), "prompt")[: job.policy.max_prompts]
     metrics, history = dict[str, float](), list[Row]()
     models.policy.eval()
@@ -67,11 +70,11 @@ def train_on_best(models: Models, job: DirectJob, data: Path, out: Path, observe
         batches = TrainingExamples(
             partial(_batch_loss, models, job, examples), examples.lengths, examples.responses.lengths
         )
-
-        fit(
-            models.policy, batches, job.policy, seed=job.seed, group="direct", out=out, observe=_after(begun, observe),
-            part=number if number > 1 else None, observers=observers.in_order,
-        )  # fmt: skip
+        with models.without(job.unused, job.measured, inputs):
+            fit(
+                models.policy, batches, job.policy, seed=job.seed, group="direct", out=out,
+                observe=_after(begun, observe), part=number if number > 1 else None, observers=observers.in_order,
+            )  # fmt: skip
         observers.count_from(begun)
         history += observers.history.rows
         if observers.history.failed:

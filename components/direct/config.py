@@ -101,6 +101,13 @@ class DirectJob(Settings):
                 taken = merge(taken, nested(path, within[path[-1]]))
         return taken
 
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Return the names, as in `Models`, of the frozen models that no step of the training uses."""
+        if self.policy.evaluate_every is not None:
+            return ()
+        return ("reward_model", "judge", *(() if self.policy.method == "kto" else ("sft", "reference")))
+
     def uses(self, option: str) -> bool:
         """Return whether the method uses an option. Other options are not in the key."""
         if option == "chosen_limit":

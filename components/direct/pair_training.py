@@ -1,7 +1,7 @@
 """Train the policy on preference pairs by a direct method, with the loop of SFT and the reward model."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -118,14 +118,18 @@ class KtoBaseline:
         self.value = kto_baseline(ranks.joined(ratios).flatten()[onto(ratios.device, there)])
 
 
-def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observe: Observe) -> TrainedPolicy:
-    """Train the policy on the training pairs of `data`, KTO also on its single labels. Resumes from `out/checkpoint`.
+def train_on_pairs(
+    models: Models, job: DirectJob, inputs: Mapping[str, Path], out: Path, observe: Observe
+) -> TrainedPolicy:
+    """Train the policy on the training pairs of `inputs["data"]`, KTO also on its single labels. Resumes from
+    `out/checkpoint`.
 
     The policy trains in eval mode, without dropout, as in PPO: its log-ratio to SFT is 0 before the first step.
 
     Raises:
         UserError: no pair is left to train on, or none has the votes or margins that `policy` asks for.
     """
+    data = inputs["data"]
     rows: Sequence[CanonicalRow] = read_split(data / "pairs.train")[: job.policy.max_pairs]
     for option, name in (("soft_labels", "soft_label"), ("margin", "margin")):
         if getattr(job.policy, option) and all(row.get(name) is None for row in rows):
@@ -178,8 +182,9 @@ def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observ
     )
     prepare = None if baseline is None else baseline.measure
     examples = TrainingExamples(batch_loss, pairs.lengths, pairs.labels[:, 0], prepare=prepare)
-    fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe,
-        observers=observers.in_order)  # fmt: skip
+    with models.without(job.unused, job.measured, inputs):
+        fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe,
+            observers=observers.in_order)  # fmt: skip
     return TrainedPolicy(observers, observers.history.rows, data_metrics)
 
 

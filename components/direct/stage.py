@@ -43,7 +43,7 @@ def run(job: DirectJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     with with_rules(models, measured, data), with_sources(models, measured, inputs, out):
         with frozen_unchanged(models):
             train = train_on_best if job.policy.method == "best_of_n" else train_on_pairs
-            trained = train(models, job, data, out, observe)
+            trained = train(models, job, inputs, out, observe)
             release_memory(job.runtime.device)
         return _published(models, job, trained, data, out, observe)
 

@@ -36,7 +36,7 @@ class PolicyEvaluations(Observer[Update]):
     respond: Callable[[Any], list[Answered]]
     """Returns a response of a model to each prompt."""
     sft: Any = None
-    """The SFT policy."""
+    """The SFT policy; None without evaluations."""
     average: WeightAverage | None = None
     """The moving average of the weights, which is evaluated instead of the policy; None without one."""
     alarm_update: Callable[[], int] = int
@@ -64,7 +64,8 @@ class PolicyEvaluations(Observer[Update]):
         rows = read_split(data / "prompts.calibration")[:count]
         prompts = [row["prompt"] for row in rows]
         answer = partial(respond, models, prompts=prompts, job=job, data=data, stream=models.answers, by_judge=True)
-        return cls(job.ppo, prompts, answer, models.sft, average, alarm_update, group=group)
+        sft = models.sft if count else None  # so that a training without evaluations may free it
+        return cls(job.ppo, prompts, answer, sft, average, alarm_update, group=group)
 
     def on_update(self, update: Update) -> Update:
         """Evaluate the policy if it is due, keep its weights if it is the best, and stop without further progress."""

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from components.models.adapters import AdapterView, Backbone, load_adapter, tens
 from components.models.batching import even_runs, onto
 from components.models.folders import frozen, load_causal_lm, load_reward_model, on_host
 from components.models.logprobs import TokenStats, last_hidden, positions, predicting, token_stats
-from components.models.runtime import Runtime, autocast
+from components.models.runtime import Runtime, autocast, release_memory
 from components.models.sampling import ANSWERS_STREAM, Samples, SftAnswers, generate_responses
 from components.ppo.config import PpoJob
 from components.reward.config import EnsembleConfig
@@ -117,9 +118,14 @@ class Models:
 
     @classmethod
     def _separate(cls, job: PpoJob, inputs: Mapping[str, Path]) -> "Models":
+        policy, tokenizer = load_causal_lm(inputs["sft"], on_host(job.runtime))
+        policy = spread(policy.requires_grad_(True), job.runtime.sharding, job.runtime.device, job.runtime.dtype)
+        return cls._with_policy(policy, tokenizer, job, inputs)
+
+    @classmethod
+    def _with_policy(cls, policy: Any, tokenizer: Any, job: PpoJob, inputs: Mapping[str, Path]) -> "Models":
+        """Load the other models."""
         host, move = on_host(job.runtime), (job.runtime.sharding, job.runtime.device, job.runtime.dtype)
-        policy, tokenizer = load_causal_lm(inputs["sft"], host)
-        policy = spread(policy.requires_grad_(True), *move)
         sft = reference = frozen(load_causal_lm(inputs["sft"], host)[0], job.runtime)
         if job.ppo.kl.refresh_every:
             reference = frozen(load_causal_lm(inputs["sft"], host)[0], job.runtime)
@@ -155,6 +161,21 @@ class Models:
             inputs, lambda folder, name: load_adapter(backbone, f"judge-{name}", folder / "adapter"), job.runtime
         )
         return cls(policy, reference, reward_model, critic, tokenizer, scale, sft, None, *judge)
+
+    @contextmanager
+    def without(self, names: Sequence[str], job: PpoJob, inputs: Mapping[str, Path]) -> Iterator[None]:
+        """Free the frozen models with these names in the block, and load them again after it. Adapters stay."""
+        if not names or isinstance(self.policy, AdapterView):
+            yield
+            return
+        for name in names:
+            setattr(self, name, None)
+        release_memory(job.runtime.device)
+        yield
+        release_memory(job.runtime.device)
+        loaded = self._with_policy(self.policy, self.tokenizer, job, inputs)
+        for name in names:
+            setattr(self, name, getattr(loaded, name))
 
     def value_head(self) -> Callable[[Tensor], Tensor] | None:
         """Return the function from the policy's last hidden states (n, D) to values (n,), if the critic is shared."""

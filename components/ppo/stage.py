@@ -172,12 +172,12 @@ def with_sources(models: Models, job: PpoJob, inputs: Mapping[str, Path], out: P
 @contextmanager
 def frozen_unchanged(models: Models) -> Iterator[None]:
     """Check after a training that it has not changed the frozen models. Raises CheckFailed if it has."""
-    judge = {} if models.judge is None else {"judge": models.judge}
-    frozen = {"SFT policy": models.sft, "reward model": models.reward_model} | judge
-    digests = {name: weights_digest(model) for name, model in frozen.items()}
+    judge = {} if models.judge is None else {"judge": "judge"}
+    frozen = {"SFT policy": "sft", "reward model": "reward_model"} | judge
+    digests = {name: weights_digest(getattr(models, field)) for name, field in frozen.items()}
     yield
-    for name, model in frozen.items():
-        if weights_digest(model) != digests[name]:
+    for name, field in frozen.items():
+        if weights_digest(getattr(models, field)) != digests[name]:
             raise CheckFailed(f"the {name} changed during training: it must be the artifact it was loaded from.")
 
 

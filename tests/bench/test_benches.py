@@ -62,6 +62,7 @@ def test_what_orchestration_times_exists(where: str, name: str) -> None:
     [
         ("tests.bench.statistics.raters", ["--simulations", "1", "--part", "checks"]),
         ("tests.bench.statistics.alarm_simulation", ["--seeds", "0", "--planted", "1"]),
+        ("tests.bench.trl.direct", ["--quick"]),
     ],
 )
 def test_a_bench_prints_its_lines(

@@ -62,14 +62,14 @@ def measured(module: str, given: dict[str, Any], threads: int, trl: Path | None 
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def require_trl(folder: Path) -> None:
-    """Say how to get TRL where it isn't in `folder`.
+def require_trl(folder: Path, version: str = "1.12.0") -> None:
+    """Say how to get TRL where this version isn't in `folder`.
 
     Raises:
         SystemExit: it isn't.
     """
-    if not (folder / "trl").is_dir():
-        raise SystemExit(f"no TRL in {folder}: pip install --no-deps --target {folder} trl==1.12.0")
+    if not (folder / f"trl-{version}.dist-info").is_dir():
+        raise SystemExit(f"no TRL {version} in {folder}: pip install --no-deps --target {folder} trl=={version}")
 
 
 def memory(field: str) -> int:

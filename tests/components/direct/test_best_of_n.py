@@ -121,6 +121,14 @@ def test_a_round_that_breaks_the_tether_is_the_last(stages: Any, tmp_path: Path)
     assert [path.name for path in (tmp_path / "artifact").glob("best_of_n-*")] == ["best_of_n-1.jsonl"]
 
 
+def test_freeing_the_frozen_models_in_each_round_changes_no_byte(
+    stages: Any, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Callable[[Path], Any]
+) -> None:
+    monkeypatch.setattr(DirectJob, "unused", ())
+    stages.run("direct", tmp_path, **OPTIONS)
+    assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
+
+
 @pytest.mark.parametrize("of_last", [False, True])
 def test_interrupted_and_started_again_it_ends_the_same(
     of_last: bool, stages: Any, undisturbed: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any]

@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import signal
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from components.base.errors import CheckFailed, UserError
 from components.base.jsonl import read_rows
 from components.data.tables.published import read_split
 from components.direct import pair_training, stage
-from components.direct.config import PolicyConfig
+from components.direct.config import DirectJob, PolicyConfig
 from components.direct.pair_training import PairBatch
 from components.gates.judging import GatesConfig, judge
 from components.models.batching import encode_prompt, encode_response
 from components.models.folders import load_causal_lm
+from components.ppo.models import Models
 from tests.components.conftest import GENERATION, RUNTIME
 from tests.faults.sample import SEED
 from tests.forks import Forked
@@ -274,6 +276,41 @@ def test_gradient_checkpointing_changes_no_weight(
 ) -> None:
     stages.run("direct", tmp_path, gradient_checkpointing=True)
     assert digests(tmp_path / "artifact") == digests(undisturbed("dpo")[0] / "artifact")
+
+
+@pytest.mark.parametrize(
+    ("method", "every", "freed"),
+    [("dpo", None, {"sft", "reward_model"}), ("kto", None, {"reward_model"}), ("dpo", 3, set())],
+)
+def test_a_frozen_model_that_no_step_uses_is_freed(
+    method: str, every: int | None, freed: set[str], stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One reference to a model that stays anywhere would keep it in memory."""
+    loaded, collected = dict[str, Any](), set[str]()
+    load, fit = Models.load, pair_training.fit
+
+    def kept(*inputs: Any) -> Models:
+        models = load(*inputs)
+        loaded.update({name: weakref.ref(getattr(models, name)) for name in ("sft", "reward_model")})
+        return models
+
+    def watched(*arguments: Any, **options: Any) -> int:
+        collected.update(name for name, model in loaded.items() if model() is None)
+        return fit(*arguments, **options)
+
+    monkeypatch.setattr(Models, "load", kept)
+    monkeypatch.setattr(pair_training, "fit", watched)
+    stages.run("direct", tmp_path, method=method, evaluate_every=every)
+    assert collected == freed
+
+
+def test_freeing_the_frozen_models_changes_no_byte(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Callable[[Path], Any]
+) -> None:
+    stages.run("direct", tmp_path / "freed", evaluate_every=None)
+    monkeypatch.setattr(DirectJob, "unused", ())
+    stages.run("direct", tmp_path / "kept", evaluate_every=None)
+    assert digests(tmp_path / "freed" / "artifact") == digests(tmp_path / "kept" / "artifact")
 
 
 def test_the_band_is_judged_at_any_micro_batch_size(stages: Any, tmp_path: Path) -> None:
