@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -26,6 +27,13 @@ def test_a_folder_holds_few_entries_and_its_init_is_one_docstring_line(folder: P
     if any(name.endswith(".py") for name in entries):
         text = (folder / "__init__.py").read_text()
         assert text.count("\n") == 1 and ast.get_docstring(ast.parse(text))
+
+
+def test_the_top_level_has_the_packages_and_a_few_files() -> None:
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    names = {name.partition("/")[0] for name in files if name and not name.startswith(".")}
+    texts = {"pyproject.toml", "README.md", "Makefile", "CONTRIBUTING.md", "LICENSE"}
+    assert names == {*PACKAGES, *texts, "tests", "infra", "docs"}
 
 
 def test_a_package_of_components_is_in_a_layer_or_is_a_stages_that_no_other_imports() -> None:
