@@ -70,7 +70,7 @@ def train_on_best(
         batches = TrainingExamples(
             partial(_batch_loss, models, job, examples), examples.lengths, examples.responses.lengths
         )
-        with models.without(job.unused, job.measured, inputs):
+        with models.without(job.policy.unused, job.measured, inputs):
             fit(
                 models.policy, batches, job.policy, seed=job.seed, group="direct", out=out,
                 observe=_after(begun, observe), part=number if number > 1 else None, observers=observers.in_order,

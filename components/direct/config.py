@@ -70,6 +70,13 @@ class PolicyConfig(PassesConfig):
         return ppo.model_copy(update=options | sizes)
 
     @property
+    def unused(self) -> tuple[str, ...]:
+        """Return the names, as in `Models`, of the frozen models that no step of the training uses."""
+        if self.evaluate_every is not None:
+            return ()
+        return ("reward_model", "judge", *(() if self.method == "kto" else ("sft", "reference")))
+
+    @property
     def noise(self) -> float:
         """Return ε. Raises `ValueError` if it is still `auto`, which a stage's job never is."""
         return float(self.label_smoothing)
@@ -100,13 +107,6 @@ class DirectJob(Settings):
             if path[-1] in within:
                 taken = merge(taken, nested(path, within[path[-1]]))
         return taken
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """Return the names, as in `Models`, of the frozen models that no step of the training uses."""
-        if self.policy.evaluate_every is not None:
-            return ()
-        return ("reward_model", "judge", *(() if self.policy.method == "kto" else ("sft", "reference")))
 
     def uses(self, option: str) -> bool:
         """Return whether the method uses an option. Other options are not in the key."""

@@ -182,7 +182,7 @@ def train_on_pairs(
     )
     prepare = None if baseline is None else baseline.measure
     examples = TrainingExamples(batch_loss, pairs.lengths, pairs.labels[:, 0], prepare=prepare)
-    with models.without(job.unused, job.measured, inputs):
+    with models.without(job.policy.unused, job.measured, inputs):
         fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe,
             observers=observers.in_order)  # fmt: skip
     return TrainedPolicy(observers, observers.history.rows, data_metrics)

@@ -5,7 +5,7 @@ Sequences are assumed to have the largest length that the config allows.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -227,7 +227,10 @@ class _Planner:
         if machine.sharded and lora is None:
             of_frozen = self._gathered(self.shape.parameters) if machine.zero3 else 0
             scored["working"] = policy.working + critic.working + of_frozen
-        yield self._phase("ppo", "frozen pass", still | scored)
+        before_training = direct is not None and direct.method != "kto"
+        yield self._phase("ppo", "frozen pass", still | scored | ({"optimizer": 0} if before_training else {}))
+        if direct is not None and lora is None:
+            resident |= self._held_by_ppo(direct.unused)
         name, logits = "training" if direct else "policy update", self._logits(predicted, copies)
         others = resident | {"critic": critic.weights + critic.moments}
         yield self._training(
@@ -250,13 +253,15 @@ class _Planner:
         if lora is not None:
             yield self._phase("ppo", "merging", published | {"merged": FLOAT * self.shape.parameters})
 
-    def _held_by_ppo(self) -> Parts:
+    def _held_by_ppo(self, unused: Collection[str] = ()) -> Parts:
         """Return what is frozen in PPO: reference and reward models, or the backbone and the reward model's adapters on
-        it; an independent judge, which is one more; further reward models."""
+        it; an independent judge, which is one more; further reward models. Those that are `unused`
+        (`PolicyConfig.unused`) are left out."""
         config, members = self.run.ppo, self.run.reward.members * (2 if self.run.judge else 1)
         refreshed = self._refreshed() if config.kl.refresh_every else 0
         if config.lora is None:
-            frozen = self._frozen() + members * self._frozen(scalar=True) + refreshed
+            members = 0 if "reward_model" in unused else members
+            frozen = ("sft" not in unused) * self._frozen() + members * self._frozen(scalar=True) + refreshed
             frozen /= self.machine.ranks if self.machine.zero3 else 1
             return {"frozen": frozen, "judges": self.run.judges}
         adapters = members * FLOAT * self._count(self.run.reward.lora or config.lora)

@@ -100,12 +100,17 @@ def test_a_step_on_pairs_holds_two_sequences_a_pair_and_no_critic() -> None:
     parts = dpo["ppo", "training"].parts
     assert parts["activations"] == 2 * best["ppo", "training"].parts["activations"]
     assert (parts["weights"], parts["optimizer"], parts["gradients"]) == (4 * P, 8 * P, 4 * P)
-    assert parts["frozen"] == 2 * MATRICES + 4 * (P - MATRICES) + 2 * MATRICES + 4 * (SCALAR - MATRICES)
     assert ("ppo", "sampling") in best and not {("ppo", "sampling"), ("ppo", "watching")} & dpo.keys()
-    watched = planned(direct("dpo", evaluate_every=2))
+
+
+def test_a_direct_training_without_evaluations_holds_no_frozen_model_that_it_does_not_use() -> None:
+    sft, reward = 2 * MATRICES + 4 * (P - MATRICES), 2 * MATRICES + 4 * (SCALAR - MATRICES)
+    watched = planned(direct("dpo", evaluate_every=2)._replace(judge=True))
+    dpo, kto = planned(direct("dpo")), planned(direct("kto"))
+    assert watched["ppo", "training"].parts["frozen"] == sft + 2 * reward
+    assert "frozen" not in dpo["ppo", "training"].parts and kto["ppo", "training"].parts["frozen"] == sft
+    assert dpo["ppo", "evaluation"].parts["frozen"] == dpo["ppo", "frozen pass"].parts["frozen"] == sft + reward
     assert watched["ppo", "watching"].bytes > dpo["ppo", "evaluation"].bytes
-    judge = planned(direct("dpo")._replace(judge=True))["ppo", "training"].parts["frozen"] - parts["frozen"]
-    assert judge == 2 * MATRICES + 4 * (SCALAR - MATRICES)
 
 
 def test_what_saves_memory_saves_it_with_a_direct_method() -> None:
@@ -115,10 +120,9 @@ def test_what_saves_memory_saves_it_with_a_direct_method() -> None:
         policy = PolicyConfig(**{"method": "dpo", "batch_size": 8, "micro_batch_size": 4} | options)
         less = run(reward={"lora": policy.lora})._replace(policy=policy)
         assert planned(less)["ppo", "training"].bytes < plain.bytes, options
-    shared = planned(direct("dpo"), Machine(4, None, "zero3"))["ppo", "training"].parts
-    assert {name: 4 * shared[name] for name in ("weights", "optimizer", "frozen")} == {
-        name: plain.parts[name] for name in ("weights", "optimizer", "frozen")
-    }
+    machines = Machine(1), Machine(4, None, "zero3")
+    kto, shared = (planned(direct("kto"), machine)["ppo", "training"].parts for machine in machines)
+    assert all(4 * shared[name] == kto[name] for name in ("weights", "optimizer", "frozen"))
     one, four = (planned(direct("dpo"), machine)["ppo", "frozen pass"].parts for machine in (Machine(1), Machine(4)))
     assert 2 * four["activations"] == one["activations"], "8 pairs on 4 ranks are 2 each"
 
