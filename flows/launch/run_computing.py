@@ -1,6 +1,6 @@
 """Compute a run that has begun, and give out its sheets if people judge it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from itertools import dropwhile
 
@@ -121,17 +121,26 @@ class _Enough(Exception):
     """Ends the search in the store. The argument is the stage to compute, None if everything needed is stored."""
 
 
-def first_to_compute(config: RunConfig, sources: Sources, ctx: RunContext) -> str | None:
-    """Return the first stage that is not stored, up to the run's end or the first failed gate; None if all are."""
+def first_to_compute(
+    config: RunConfig, sources: Sources, ctx: RunContext, until: str | None = None, only: Collection[str] | None = None
+) -> str | None:
+    """Return the first stage that is not stored, up to `until` (None: the run's end) or the first failed gate; None if
+    all are.
+
+    Args:
+        only: the keys whose results count as stored; None for all.
+    """
 
     def stored(stage: Stage, job: Settings, inputs: Given) -> StageResult:
         result = peek(stage, job, inputs, ctx)
-        if result is None or result.state == "gate_failed":
-            raise _Enough(stage.name if result is None else None)
+        if result is None or (only is not None and result.record.key not in only):
+            raise _Enough(stage.name)
+        if result.state == "gate_failed":
+            raise _Enough(None)
         return result
 
     try:
-        pipeline(config, sources, stored, ctx.status.document.until)
+        pipeline(config, sources, stored, ctx.status.document.until if until is None else until)
     except _Enough as enough:
         return enough.args[0]
     return None

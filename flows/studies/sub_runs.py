@@ -18,20 +18,16 @@ from rich.console import Console
 
 from components.base.errors import CheckFailed, GateFailed, UserError
 from components.base.hashing import digest_json
-from components.base.settings import Settings
 from components.store.leases import if_free
 from flows.config.run_config import RunConfig, to_values
 from flows.launch.begin import Launch, new_run
 from flows.launch.request import Request
-from flows.launch.run_computing import compute
-from flows.rlhf import pipeline
+from flows.launch.run_computing import compute, first_to_compute
 from tasks.execution.context import Reuse
-from tasks.execution.runner import peek
 from tasks.execution.stage_progress import output, say
-from tasks.result import Given, StageResult
+from tasks.runs.config import run_values
 from tasks.runs.run_label import LONGEST_NAME, Label
 from tasks.runs.status import RunStatus, load_readable, load_status
-from tasks.stages import Stage
 
 ENDED = ("passed", "cached", "waived", "skipped", "gate_failed")
 """States of a run that is not computed again. A failed gate is an outcome; what failed otherwise is tried again."""
@@ -104,25 +100,12 @@ class Study:
         return Label(shorten(name, LONGEST_NAME, placeholder=" …"), {self.kind: self.name, f"{self.kind}.key": key})
 
 
-class _Changed(Exception):
-    """Ends the comparison of a run's results with those of today."""
-
-
 def is_current(ended: RunStatus, launch: Launch) -> bool:
-    """Return whether the results of a run that has ended have the keys that `launch` gives them: of the files and the
-    code as they are now."""
+    """Return whether a run that has ended has the gates of `launch`, and results of the keys that `launch` gives them:
+    of the files and the code as they are now."""
+    if run_values(launch.ctx.home, ended.run).get("gates") != to_values(launch.config)["gates"]:
+        return False
     # A stage that every new run recomputes (a reward without a version) keeps its key.
     ctx = replace(launch.ctx, reuse=Reuse(pinned=launch.ctx.reuse.pinned))
     stopped = next((stage.name for stage in ended.stages if stage.state == "gate_failed"), ended.until)
-
-    def stored(stage: Stage, job: Settings, inputs: Given) -> StageResult:
-        result = peek(stage, job, inputs, ctx)
-        if result is None or result.record.key not in ended.stage(stage.group).results:
-            raise _Changed
-        return result
-
-    try:
-        pipeline(launch.config, launch.sources, stored, stopped)
-    except _Changed:
-        return False
-    return True
+    return first_to_compute(launch.config, launch.sources, ctx, stopped, ended.results) is None

@@ -20,6 +20,7 @@ from components.keys import fingerprint
 from components.store.leases import leased
 from flows.cli import sweep_command
 from flows.config.run_config import load_config, to_values
+from flows.data import run_plugins
 from flows.launch.begin import Launch
 from flows.rlhf import pipeline
 from flows.studies import sub_runs
@@ -240,6 +241,20 @@ def test_a_cell_of_other_data_or_code_is_computed_again(tmp_path: Path, monkeypa
     assert runs(row) == [first] and len(list_runs(home)) == 3
     monkeypatch.setattr(fingerprint, "code_parts", lambda *_: {"source": {"a": "changed"}, "task": {}})
     assert runs(row) != [first] and len(names) == 4
+
+
+def test_a_changed_gate_plug_in_judges_an_ended_cell_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = played(monkeypatch, lambda launch: {})
+    monkeypatch.setattr(run_plugins, "find_plugin", lambda *_: None)
+    gate = 'gates.extra={ppo: {sorry: {plugin: no_apologies, op: "<=", threshold: null}}}'
+
+    def computed(code: str) -> int:
+        monkeypatch.setattr(run_plugins, "plugin_code", lambda _: code)
+        swept(tmp_path, "ppo.epochs=1", options=[gate])
+        return len(names)
+
+    assert [computed(code) for code in ("1.0 a", "1.0 a", "1.0 b")] == [1, 1, 2]
+    assert len([*tmp_path.glob("store/records/*/*.json")]) == 4, "its results are found in the store"
 
 
 def test_the_runs_of_a_sweep_get_no_alias(tmp_path: Path) -> None:
