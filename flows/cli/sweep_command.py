@@ -66,8 +66,6 @@ def sweep(
         echo(f"page: {page}")
     if failed := [cell.run for group in outcome.groups for cell in group.cells if cell.state == "failed"]:
         raise TetherError(f"{', '.join(failed)}: a check stopped the run (see above). The same command tries it again.")
-    if sheet and len(outcome.models("sft")) > 1:
-        raise UserError("--sheet compares the policies with one SFT model, and these have several: no sheet was begun.")
 
 
 def _band(text: str | None) -> "Band | None":

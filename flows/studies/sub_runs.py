@@ -88,11 +88,16 @@ class Study:
         if ended is not None or time.monotonic() >= self.deadline:
             launch.ctx.discard()
             return ended
-        say(self.console, f"{self.kind} {self.name}: {sub_run.name}")
+        return self.compute(launch)
+
+    def compute(self, launch: Launch) -> RunStatus:
+        """Compute a run that has begun, and return its status, also if a gate or check has failed."""
+        name = launch.ctx.status.document.name
+        say(self.console, f"{self.kind} {self.name}: {name}")
         try:
             compute(launch)
         except (GateFailed, CheckFailed) as error:
-            say(self.console, f"{sub_run.name}: {error}")
+            say(self.console, f"{name}: {error}")
         return load_status(self.home, launch.ctx.run)
 
     def label(self, name: str, key: str) -> Label:

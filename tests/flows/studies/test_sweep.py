@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer import Exit
 
 from components.base.errors import CheckFailed, GateFailed, UserError
 from components.base.jsonl import write_json, write_rows
@@ -18,7 +17,6 @@ from components.base.settings import Settings, keyed_values
 from components.gates.judging import GatesConfig
 from components.keys import fingerprint
 from components.store.leases import leased
-from flows.cli import sweep_command
 from flows.config.run_config import load_config, to_values
 from flows.data import run_plugins
 from flows.launch.begin import Launch
@@ -269,10 +267,10 @@ def test_no_run_begins_after_the_budget_and_what_is_missing_is_said(
     swept(tmp_path, "ppo.epochs=1")
     sweep = swept(tmp_path, "ppo.epochs=1", seeds=2, minutes=0)
     assert len(names) == 1, "the first seed's run has ended and is taken, the second is not begun"
-    assert [cell.seed for cell in sweep.groups[0].cells] == [0] and sweep.groups[0].missing == [1]
+    assert [cell.seed for cell in sweep.groups[0].cells] == [0]
     assert "1 cell is missing: ppo.epochs=1 seed 1. The same command computes them." in notes(sweep)
     searched = swept(tmp_path, "ppo.epochs=1,2", level=True, minutes=0)
-    assert [cells.missing for cells in searched.groups] == [[0], [0]]
+    assert "2 cells are missing: ppo.epochs=1 seed 0; ppo.epochs=2 seed 0." in notes(searched)[0]
 
 
 def test_a_failed_gate_is_an_outcome_and_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +292,7 @@ def test_a_failed_check_is_an_outcome_that_the_same_command_tries_again(
 
     names = played(monkeypatch, fails)
     sweep = swept(tmp_path, "ppo.epochs=1,2")
-    assert [cell.policy is None for cells in sweep.groups for cell in cells.cells] == [True, False]
+    assert ["ppo" not in cell.models for cells in sweep.groups for cell in cells.cells] == [True, False]
     assert sweep.groups[0].cells[0].state == "failed"
     assert [sample["responses"].keys() for sample in sweep.samples[:1]] == [{"SFT", "ppo.epochs=2"}]
     swept(tmp_path, "ppo.epochs=1,2")
@@ -362,7 +360,7 @@ def test_a_trial_without_kl_ends_the_search_with_the_best(tmp_path: Path, monkey
     played(monkeypatch, diverges_below(1.0))
     sweep = swept(tmp_path, "ppo.epochs=2", level=True, band=(2.9, 3.1), seeds=2)
     (cells,) = sweep.groups
-    assert [(cell.seed, cell.state) for cell in cells.cells] == [(0, "failed")] and cells.missing == [1]
+    assert [(cell.seed, cell.state) for cell in cells.cells] == [(0, "failed")]
     assert cells.search == (
         "no search, because ppo.kl.coefficient=0.1 has no KL on calibration prompts; other seeds are not computed"
     )
@@ -372,7 +370,7 @@ def test_a_trial_without_kl_ends_the_search_with_the_best(tmp_path: Path, monkey
 def test_medians_and_ranges_over_seeds_are_those_of_the_runs() -> None:
     """By hand: of 1, 4 and 2 the median is 2; three seeds enclose the median with probability 1 - 1/4."""
     cells = [
-        Cell(seed, f"run {seed}", "passed", "d", ["policy.kl"] if seed else [], {"policy/kl": kl, "seconds": 60.0})
+        Cell(seed, f"run {seed}", "passed", ["policy.kl"] if seed else [], {"policy/kl": kl, "seconds": 60.0})
         for seed, kl in enumerate((1.0, 4.0, 2.0))
     ]
     group_ = CellGroup(["a=1"], cells)
@@ -429,16 +427,31 @@ def test_a_sweep_without_a_sheet_hides_what_raters_judge_now(tmp_path: Path, mon
     assert f"Run {sheet.run} compares the policies on a blind sheet." in notes(hidden)
 
 
-def test_groups_of_different_models_are_not_shown_beside_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "over",
+    ["sft.epochs=3,4", "seed=0,1", "data.generator.pairs=2000,2100", "sft.base=null,HuggingFaceTB/SmolLM2-135M"],
+)
+def test_a_sheet_of_several_sft_models_is_refused_before_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: str
 ) -> None:
+    names = played(monkeypatch, lambda launch: {})
+    monkeypatch.setattr(studies, "check_new_run", lambda *_: None)  # it would look for a base
+    option = over.partition("=")[0]
+    with pytest.raises(UserError, match=f"^--sheet compares the policies with one SFT model, and --over {option}"):
+        run_sweep(tmp_path, Sweep("tiny", [over]), sheet=8)
+    assert names == []
+
+
+def test_a_sheet_of_one_sft_model_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played(monkeypatch, lambda launch: {})
-    monkeypatch.setattr(studies, "_sheet", lambda *_: pytest.fail("a sheet has one SFT model"))
-    monkeypatch.setenv("TETHER_HOME", str(tmp_path))
-    with pytest.raises(Exit) as exited:
-        sweep_command.sweep("tiny", ["sft.epochs=3,4"], sheet=8)
-    assert exited.value.exit_code == 2
-    assert "--sheet compares the policies with one SFT model, and these have several" in capsys.readouterr().err
+    sheets = []
+    monkeypatch.setattr(studies, "_sheet", lambda study, runs, items: sheets.append((len(runs), items)))
+    run_sweep(tmp_path, Sweep("tiny", ["reward.epochs=1,3"]), sheet=8)
+    assert sheets == [(2, 8)]
+
+
+def test_groups_of_different_models_are_not_shown_beside_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played(monkeypatch, lambda launch: {})
     sfts = swept(tmp_path, "sft.epochs=3,4")
     assert {*sfts.samples[0]["responses"]} == {"sft.epochs=3", "sft.epochs=4"} and sfts.sheet == ""
     said = [sentence.partition(":")[0].partition(",")[0] for sentence in notes(sfts)[:2]]
