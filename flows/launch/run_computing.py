@@ -1,6 +1,7 @@
 """Compute a run that has begun, and give out its sheets if people judge it."""
 
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from functools import partial
 from itertools import dropwhile
 
@@ -25,8 +26,8 @@ COMPARISON = "comparison.md"
 """The result of a comparison of models, in a run's folder."""
 
 
-def compute(launch: Launch) -> StageResult | None:
-    """Run the pipeline, and record how the run ended even if it fails.
+def compute(launch: Launch, server: ExitStack | None = None) -> StageResult | None:
+    """Run the pipeline, and record how the run ended even if it fails. `server` as in `run_as_flow`.
 
     Returns:
         The result of human_eval, or of the stage that `until` names; None if the run waits for labels.
@@ -50,7 +51,7 @@ def compute(launch: Launch) -> StageResult | None:
     except TetherError:
         ctx.discard()
         raise
-    return _go(launch, lambda: run_as_flow(ctx, run_pipeline))
+    return _go(launch, lambda: run_as_flow(ctx, run_pipeline, server))
 
 
 def compute_in_flow(launch: Launch, flow_run: str) -> StageResult | None:

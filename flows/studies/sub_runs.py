@@ -8,7 +8,7 @@ continues from its checkpoint.
 
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
@@ -18,7 +18,7 @@ from rich.console import Console
 
 from components.base.errors import CheckFailed, GateFailed, UserError
 from components.base.hashing import digest_json
-from components.store.leases import if_free
+from components.store.leases import Lease, leased
 from flows.config.run_config import RunConfig, to_values
 from flows.launch.begin import Launch, new_run
 from flows.launch.request import Request
@@ -57,19 +57,21 @@ class Study:
     deadline: float = float("inf")
     """No run begins after it, on the clock of `time.monotonic`."""
     console: Console = field(default_factory=output)
+    server: ExitStack = field(default_factory=ExitStack)
+    """Stops the Prefect server that its runs share, if they have started one."""
 
     @property
     def folder(self) -> Path:
         """Return the folder of its page and its lock."""
         return self.home / f"{self.kind}s" / self.name
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> AbstractContextManager[Lease]:
         """Hold the study's lock. Raises UserError if another process computes the study."""
-        with if_free(self.folder / "lock") as free:
-            if not free:
-                raise UserError(f"{self.kind} {self.name}: another process computes it. Wait until it has ended.")
-            yield
+
+        def refuse() -> None:
+            raise UserError(f"{self.kind} {self.name}: another process computes it. Wait until it has ended.")
+
+        return leased(self.folder / "lock", refuse)
 
     def runs(self, key: str | None, states: Collection[str] = ENDED) -> Iterator[RunStatus]:
         """Yield the runs with this key (None: with any) in one of `states`, newest first."""
@@ -82,20 +84,24 @@ class Study:
 
         A failed gate or check is an outcome, which the status has. Other errors of a stage are passed on unchanged.
         """
-        request = Request(until=sub_run.until, label=self.label(sub_run.name, sub_run.key))
-        launch = new_run(self.home, self.profile, sub_run.config, request)
+        launch = self.begin(sub_run)
         ended = next((run for run in self.runs(sub_run.key) if is_current(run, launch)), None)
         if ended is not None or time.monotonic() >= self.deadline:
             launch.ctx.discard()
             return ended
         return self.compute(launch)
 
+    def begin(self, sub_run: SubRun) -> Launch:
+        """Begin the run of `sub_run`, not yet computed. Raises UserError as `new_run`."""
+        request = Request(until=sub_run.until, label=self.label(sub_run.name, sub_run.key))
+        return new_run(self.home, self.profile, sub_run.config, request)
+
     def compute(self, launch: Launch) -> RunStatus:
         """Compute a run that has begun, and return its status, also if a gate or check has failed."""
         name = launch.ctx.status.document.name
         say(self.console, f"{self.kind} {self.name}: {name}")
         try:
-            compute(launch)
+            compute(launch, self.server)
         except (GateFailed, CheckFailed) as error:
             say(self.console, f"{name}: {error}")
         return load_status(self.home, launch.ctx.run)

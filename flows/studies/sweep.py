@@ -21,20 +21,10 @@ from flows.base_run import changed_before
 from flows.config import yaml
 from flows.config.profiles import parse_override, profile_name
 from flows.config.run_config import RunConfig, load_config, to_values
-from flows.launch.begin import check_new_run
 from flows.launch.label_runs import compare
 from flows.launch.request import Request
 from flows.reports.run_facts import Document, StageFacts, on_the_sheet
-from flows.studies.level_kl import (
-    Band,
-    Strength,
-    Trial,
-    best,
-    calibration_kl,
-    next_strength,
-    sentence,
-    strength_of,
-)
+from flows.studies.level_kl import Band, Strength, Trial, best, calibration_kl, next_strength, sentence, strength_of
 from flows.studies.sub_runs import ENDED, Study, SubRun
 from tasks.execution.stage_progress import say
 from tasks.runs.status import RunStatus, load_status
@@ -73,7 +63,7 @@ class Cell:
     def of(cls, home: Path, seed: int, status: RunStatus) -> "Cell":
         """Return the cell whose run has ended with `status`."""
         policy = StageFacts.of(home, status.run, status.stage("ppo"))
-        values = policy.metrics | {"memory": policy.speed["memory"]}
+        values = {**policy.metrics, "memory": policy.speed["memory"]}
         if policy.record is not None:
             values["seconds"] = policy.record.seconds
         gold, sft_gold = (values.get(f"policy/{name}gold") for name in ("", "sft_"))
@@ -199,21 +189,19 @@ def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int
             unchanged.
     """
     sweep.groups = [CellGroup(options) for options in combinations(sweep.over)]
-    configs = _check(home, sweep)
-    if sheet:
-        _check_sheet(configs)
     deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
     study = Study(home, "sweep", sweep.name, sweep.profile, deadline)
-    with study.locked():
+    _check(study, sweep, bool(sheet))
+    with study.lock(), study.server:
         for seed, cells in product(range(sweep.seeds), sweep.groups):
             if sweep.level and seed == 0:
                 _search(study, sweep, cells)
             elif (cells.trials or not sweep.level) and (status := study.run(sweep.sub_run(cells.options, seed))):
                 cells.cells.append(Cell.of(home, seed, status))
-        first = (cells.cells[0] for cells in sweep.groups if cells.cells)
+        first = (cell for cells in sweep.groups for cell in cells.cells[:1])
         by_policy = {cell.models["ppo"]: cell.run for cell in first if "ppo" in cell.models}
-        begins = sheet and len(by_policy) > 1 and len(sweep.models("sft")) == 1
-        compared = _sheet(study, list(by_policy.values()), sheet) if begins else None
+        comparable = len(by_policy) > 1 and len(sweep.models("sft")) == 1
+        compared = _sheet(study, list(by_policy.values()), sheet) if sheet and comparable else None
         waiting = [*study.runs(None, ("awaiting_labels",))]  # also of a call before
         sweep.sheet = next((run.run for run in (compared, *waiting) if run), "")
         sweep.samples = _samples(home, sweep, waiting)
@@ -240,34 +228,32 @@ def combinations(over: Sequence[str]) -> Iterator[list[str]]:
     return map(list, product(*by_option.values()))
 
 
-def _check(home: Path, sweep: Sweep) -> list[RunConfig]:
-    """Check every cell's config before the first run, and return those of the first seed. Raises UserError for the
-    first mistake."""
-    names, configs = dict[str, str](), list[RunConfig]()
+def _check(study: Study, sweep: Sweep, sheet: bool) -> None:
+    """Begin every cell of the first seed and discard it, so that the first mistake in any of them is raised before the
+    first run: a UserError."""
+    first = dict[str, SubRun]()
     for cells in sweep.groups:
         start = sweep.start(cells.options) if sweep.level else None
-        strength = [f"{start[0].option}={start[1]:g}"] if start else []
-        first = sweep.sub_run([*cells.options, *strength])
+        sub_run = sweep.sub_run([*cells.options, *([f"{start[0].option}={start[1]:g}"] if start else [])])
         try:
-            check_new_run(home, sweep.profile, first.config, first.until)
+            study.begin(sub_run).ctx.discard()
         except UserError as error:
             raise UserError(f"--over {cells.name}: {error}") from error
-        if first.key in names:
-            raise UserError(f"--over {cells.name}: the options are those of {names[first.key]}. Leave one out.")
-        names[first.key] = cells.name
-        configs.append(first.config)
-    return configs
+        for name, other in first.items():
+            if other.key == sub_run.key:
+                raise UserError(f"--over {cells.name}: the options are those of {name}. Leave one out.")
+            if sheet and (option := _changes_sft(other.config, sub_run.config)):
+                raise UserError(
+                    f"--sheet compares the policies with one SFT model, and --over {option} gives the cells several. "
+                    "Leave one of them out."
+                )
+        first[cells.name] = sub_run
 
 
-def _check_sheet(configs: Sequence[RunConfig]) -> None:
-    """Raise UserError if an option that differs between the cells is one of those that SFT's model depends on."""
-    for config in configs:
-        changed = {"seed": "sft"} if config.seed != configs[0].seed else changed_before("reward", configs[0], config)
-        for option in (option for option, stage in changed.items() if stage != "validate.judge"):
-            raise UserError(
-                f"--sheet compares the policies with one SFT model, and --over {option} gives the cells several. Leave "
-                "one of them out."
-            )
+def _changes_sft(one: RunConfig, other: RunConfig) -> str | None:
+    """Return an option that differs and that SFT's model depends on; None if there is none."""
+    changed = {"seed": "sft"} if one.seed != other.seed else changed_before("reward", one, other)
+    return next((option for option, stage in changed.items() if stage != "validate.judge"), None)
 
 
 def _search(study: Study, sweep: Sweep, cells: CellGroup) -> None:
