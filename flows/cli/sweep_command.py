@@ -37,6 +37,9 @@ def sweep(
     sheet: Annotated[
         int | None, typer.Option(metavar="N", min=2, help="A blind sheet of N items over the policies and SFT.")
     ] = None,
+    parallel: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Runs computed at once, after those that others wait for.")
+    ] = 1,
     json_: Json = False,
 ) -> None:
     """Run every combination of options' values, and compare the outcomes.
@@ -58,7 +61,7 @@ def sweep(
         raise UserError("--kl is the band of --level-kl. Give both.")
     outcome = Sweep(profile, over, set_ or [], seeds, level_kl, _band(kl))
     with redirect_stdout(sys.stderr) if json_ else nullcontext():
-        page = write_page(run_sweep(tether_home(), outcome, minutes, sheet), outcome)
+        page = write_page(run_sweep(tether_home(), outcome, minutes, sheet, parallel), outcome)
     if json_:
         echo(json.dumps(as_json(outcome)))
     else:

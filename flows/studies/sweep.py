@@ -42,7 +42,6 @@ MEASURES = {
     "memory": "peak memory, GB",
 }
 """Maps what is compared to its heading. A name with `_low` or `_high` is an end of its interval."""
-MODELS = ("sft", "reward", "ppo")
 PROMPTS = 8
 """Number of prompts whose responses are shown side by side."""
 
@@ -63,16 +62,14 @@ class Cell:
     def of(cls, home: Path, seed: int, status: RunStatus) -> "Cell":
         """Return the cell whose run has ended with `status`."""
         policy = StageFacts.of(home, status.run, status.stage("ppo"))
-        values = {**policy.metrics, "memory": policy.speed["memory"]}
-        if policy.record is not None:
-            values["seconds"] = policy.record.seconds
-        gold, sft_gold = (values.get(f"policy/{name}gold") for name in ("", "sft_"))
-        if gold is not None and sft_gold is not None:
-            values["policy/gold_gain"] = gold - sft_gold
-        names = {f"{name}{end}" for name in MEASURES for end in ("", "_low", "_high")}
-        measures = {name: value for name, value in values.items() if value is not None and name in names}
+        seconds = policy.record.seconds if policy.record else None
+        all_values = {**policy.metrics, "seconds": seconds, "memory": policy.speed["memory"]}
+        values = {name: value for name, value in all_values.items() if value is not None}
+        if {"policy/gold", "policy/sft_gold"} <= values.keys():
+            values["policy/gold_gain"] = values["policy/gold"] - values["policy/sft_gold"]
+        measures = {name: value for name, value in values.items() if re.sub("_(low|high)$", "", name) in MEASURES}
         failed = [gate.name for stage in status.stages for gate in stage.gates if gate.stops]
-        models = {stage.name: stage.digest for stage in status.stages if stage.digest and stage.name in MODELS}
+        models = {stage.name: stage.digest for stage in status.stages if stage.digest and stage.name != "validate"}
         return cls(seed, status.run, status.state, failed, measures, models)
 
 
@@ -138,16 +135,19 @@ class Sweep:
         name = ", ".join(options)
         try:
             common = (text for text in self.options if self._is_for(options, text))
-            overrides = [parse_override(text) for text in (*common, *options, "promote=false")]
+            texts = [*common, *options, "promote=false"]
+            overrides = [parse_override(text) for text in texts]
             config = load_config(self.profile, overrides)
         except UserError as error:
             raise UserError(f"--over {name}: {error}") from error
         if all(override.path != ("policy_seed",) for override in overrides):
             # With the profile's seed the policy is that of a plain run.
-            config = config.model_copy(update={"policy_seed": None if seed == config.seed else seed})
+            policy_seed = None if seed == config.seed else seed
+            config = config.model_copy(update={"policy_seed": policy_seed})
+            texts.append(f"policy_seed={json.dumps(policy_seed)}")
         elif self.seeds > 1:
             raise UserError("--seeds chooses policy_seed, which is set too. Leave one of them out.")
-        return SubRun(f"{name}, seed {seed}", config)
+        return SubRun(f"{name}, seed {seed}", config, texts)
 
     def _is_for(self, options: Sequence[str], text: str) -> bool:
         """Return whether one of `--set` is for the cells with these options: their method uses it, or none does."""
@@ -173,7 +173,9 @@ class Sweep:
         return strength, float(f"{at:.3g}"), band
 
 
-def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int | None = None) -> Path:
+def run_sweep(
+    home: Path, sweep: Sweep, minutes: float | None = None, sheet: int | None = None, parallel: int = 1
+) -> Path:
     """Compute a sweep, or what is missing of it, fill in its outcome, and return its folder.
 
     All configs are checked before the first run. Seeds are the outer loop, so that a budget that ends early leaves
@@ -182,6 +184,8 @@ def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int
     Args:
         minutes: no run begins later than this.
         sheet: number of items of a blind sheet that compares the policies.
+        parallel: number of runs that are computed at once, after the searches or, without, the first run, which
+            computes the stages that all share.
 
     Raises:
         UserError: an option is wrong, two cells are the same, a sheet is asked for where SFT's models differ, or
@@ -193,7 +197,12 @@ def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int
     study = Study(home, "sweep", sweep.name, sweep.profile, deadline)
     _check(study, sweep, bool(sheet))
     with study.lock(), study.server:
-        for seed, cells in product(range(sweep.seeds), sweep.groups):
+        order = [*product(range(sweep.seeds), sweep.groups)]
+        alone = len(sweep.groups) if sweep.level else 1
+        for place, (seed, cells) in enumerate(order):
+            if place == alone and parallel > 1:
+                rest = [(group, seed) for seed, group in order[alone:] if group.trials or not sweep.level]
+                study.run_ahead([sweep.sub_run(group.options, seed) for group, seed in rest], parallel)
             if sweep.level and seed == 0:
                 _search(study, sweep, cells)
             elif (cells.trials or not sweep.level) and (status := study.run(sweep.sub_run(cells.options, seed))):
@@ -236,7 +245,7 @@ def _check(study: Study, sweep: Sweep, sheet: bool) -> None:
         start = sweep.start(cells.options) if sweep.level else None
         sub_run = sweep.sub_run([*cells.options, *([f"{start[0].option}={start[1]:g}"] if start else [])])
         try:
-            study.begin(sub_run).ctx.discard()
+            study.begin(sub_run)[0].ctx.discard()
         except UserError as error:
             raise UserError(f"--over {cells.name}: {error}") from error
         for name, other in first.items():
@@ -310,12 +319,12 @@ def _samples(home: Path, sweep: Sweep, sheets: Sequence[RunStatus]) -> list[Docu
         rows = StageFacts.of(home, run, load_status(home, run).stage("ppo")).rows("evaluation.jsonl")
         by_name[cells.name] = {canonical_json(row["prompt"]): row for row in rows}
     on_sheets = (on_the_sheet(StageFacts.of(home, sheet.run, sheet.stage("human_eval"))) for sheet in sheets)
-    hidden = {prompt for prompts in on_sheets for prompt in prompts}
+    hidden = {prompt for sheet in on_sheets for prompt in sheet}
     first = next(iter(by_name.values()), {})
-    shown = [prompt for prompt in first if prompt not in hidden and all(prompt in rows for rows in by_name.values())]
+    prompts = [prompt for prompt in first if prompt not in hidden and all(prompt in rows for rows in by_name.values())]
     samples = list[Document]()
-    for prompt in shown[:PROMPTS]:
+    for prompt in prompts[:PROMPTS]:
         sft = {"SFT": first[prompt]["sft"]} if len(sweep.models("sft")) == 1 else {}
-        responses = sft | {name: rows[prompt]["policy"] for name, rows in by_name.items()}
-        samples.append({"prompt": first[prompt]["prompt"], "responses": responses})
+        policies = {name: rows[prompt]["policy"] for name, rows in by_name.items()}
+        samples.append({"prompt": first[prompt]["prompt"], "responses": sft | policies})
     return samples

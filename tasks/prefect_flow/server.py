@@ -175,13 +175,13 @@ uvicorn.main(sys.argv[1:])
 """Runs a server until its standard input ends, as it does when the run is killed."""
 
 
-_own: set[str] = set()
+_own_urls: set[str] = set()
 """The URL of the server that this process has started, while it runs."""
 
 
 def is_own(url: str) -> bool:
     """Return whether `url` is the API of the server that this process has started."""
-    return url in _own
+    return url in _own_urls
 
 
 @contextlib.contextmanager
@@ -195,8 +195,8 @@ def own_server(seconds: float = START_SECONDS) -> Iterator[str]:
     Raises:
         NoServer: it ended, or did not answer within `seconds`.
     """
-    if _own:
-        yield next(iter(_own))
+    if _own_urls:
+        yield next(iter(_own_urls))
         return
     with socket.socket() as listening, tempfile.TemporaryFile() as log:
         listening.bind(("127.0.0.1", 0))  # handed over to the server, so that nobody else can take the port
@@ -215,7 +215,7 @@ def own_server(seconds: float = START_SECONDS) -> Iterator[str]:
             try:
                 _wait_for(process, url, log, seconds)
                 os.environ["PREFECT_API_URL"] = url
-                _own.add(url)
+                _own_urls.add(url)
                 yield url
             finally:
                 # Prefect has one events worker per process, bound to its first server. Draining it gives a later run a
@@ -223,7 +223,7 @@ def own_server(seconds: float = START_SECONDS) -> Iterator[str]:
                 if worker := sys.modules.get("prefect.events.worker"):
                     worker.EventsWorker.drain_all(timeout=DRAIN_SECONDS)
                 os.environ.pop("PREFECT_API_URL", None)
-                _own.discard(url)
+                _own_urls.discard(url)
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(5)
