@@ -64,7 +64,7 @@ def test_a_cell_that_is_killed_goes_on_from_its_checkpoint(
     command = [*OVER, "--set", "ppo.updates=30"]
     sweep = start_tether(*command, home=home, **prefect)
     until("a checkpoint of the second cell", lambda: len(list_runs(home)) == 3 and any(
-        (home / "work").glob("*/**/checkpoint/ppo/*")
+        (home / "work").glob("*/**/checkpoint/ppo/step-*.json")
     ), failed=sweep.poll)  # fmt: skip
     sweep.send_signal(signal.SIGKILL)
     sweep.communicate(timeout=PATIENCE * 60)
