@@ -75,14 +75,6 @@ def new_run(
     return _prepare(home, profile, config, request, like=like)
 
 
-def check_new_run(home: Path, profile: str, config: RunConfig, until: str) -> None:
-    """Check that `new_run` would begin a run of `config` up to the stage `until`. Raises UserError as `new_run`."""
-    refuse_outside(config, home)
-    check_kl_limits(config, profile, before=config)
-    config, _ = _settled_for(config, home, with_data=True, with_ppo=reaches("ppo", until))
-    find_sources(config, home, taken=kept_sft(config, home), until=until)
-
-
 def rerun(
     home: Path,
     stage: str,
@@ -166,7 +158,11 @@ def _prepare(
     """Settle what `config` leaves open, find the inputs, and begin a run of `config`, or a rerun of `stage`."""
     before = earlier_stages(stage) if base is not None else []
     until, with_ppo = request.until, "ppo" not in before and reaches("ppo", request.until)
-    config, choices = _settled_for(config, home, "validate" not in before, with_ppo)
+    config = settled_gates(config if "validate" in before else settled_readers(config))
+    config, choices = _settled(with_guidelines(config).resolved(with_ppo), home)
+    if with_ppo:
+        config, reward_notes = settled_rewards(config, home)
+        choices += reward_notes
     pinned = {} if base is None else base.records
     if "sft" not in pinned and stage != "sft":
         pinned = {**pinned, **kept_sft(config, home)}
@@ -186,16 +182,6 @@ def _prepare(
     ctx = begin_run(home, profile, config, origin, request, like, Reuse(refreshed(computed), pinned))
     cut = cut_sizes(config) if with_ppo else []
     return Launch(ctx, config, sources, [*notes, *choices, *rollout_lines(config, with_ppo), *off_gates(config), *cut])
-
-
-def _settled_for(config: RunConfig, home: Path, with_data: bool, with_ppo: bool) -> tuple[RunConfig, list[str]]:
-    """Return `config` with all that it leaves open settled, resolved for this machine, and lines about the choices."""
-    config = settled_gates(settled_readers(config) if with_data else config)
-    config, choices = _settled(with_guidelines(config).resolved(with_ppo), home)
-    if not with_ppo:
-        return config, choices
-    config, reward_notes = settled_rewards(config, home)
-    return config, choices + reward_notes
 
 
 def _settled(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:

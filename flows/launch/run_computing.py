@@ -1,6 +1,7 @@
 """Compute a run that has begun, and give out its sheets if people judge it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from functools import partial
 from itertools import dropwhile
 
@@ -25,8 +26,8 @@ COMPARISON = "comparison.md"
 """The result of a comparison of models, in a run's folder."""
 
 
-def compute(launch: Launch) -> StageResult | None:
-    """Run the pipeline, and record how the run ended even if it fails.
+def compute(launch: Launch, server: ExitStack | None = None) -> StageResult | None:
+    """Run the pipeline, and record how the run ended even if it fails. `server` as in `run_as_flow`.
 
     Returns:
         The result of human_eval, or of the stage that `until` names; None if the run waits for labels.
@@ -50,7 +51,7 @@ def compute(launch: Launch) -> StageResult | None:
     except TetherError:
         ctx.discard()
         raise
-    return _go(launch, lambda: run_as_flow(ctx, run_pipeline))
+    return _go(launch, lambda: run_as_flow(ctx, run_pipeline, server))
 
 
 def compute_in_flow(launch: Launch, flow_run: str) -> StageResult | None:
@@ -121,17 +122,26 @@ class _Enough(Exception):
     """Ends the search in the store. The argument is the stage to compute, None if everything needed is stored."""
 
 
-def first_to_compute(config: RunConfig, sources: Sources, ctx: RunContext) -> str | None:
-    """Return the first stage that is not stored, up to the run's end or the first failed gate; None if all are."""
+def first_to_compute(
+    config: RunConfig, sources: Sources, ctx: RunContext, until: str | None = None, only: Collection[str] | None = None
+) -> str | None:
+    """Return the first stage that is not stored, up to `until` (None: the run's end) or the first failed gate; None if
+    all are.
+
+    Args:
+        only: the keys whose results count as stored; None for all.
+    """
 
     def stored(stage: Stage, job: Settings, inputs: Given) -> StageResult:
         result = peek(stage, job, inputs, ctx)
-        if result is None or result.state == "gate_failed":
-            raise _Enough(stage.name if result is None else None)
+        if result is None or (only is not None and result.record.key not in only):
+            raise _Enough(stage.name)
+        if result.state == "gate_failed":
+            raise _Enough(None)
         return result
 
     try:
-        pipeline(config, sources, stored, ctx.status.document.until)
+        pipeline(config, sources, stored, ctx.status.document.until if until is None else until)
     except _Enough as enough:
         return enough.args[0]
     return None

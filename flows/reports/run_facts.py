@@ -144,8 +144,10 @@ class StageFacts:
 
         The median is hardly affected by a step during which the machine was busy, or by the first step, which compiles.
         """
-        tokens = [y for _, y in self.curves.get(f"{self.name}/tokens_per_second", ())] or list(self._paces())
-        memory = [y for _, y in self.curves.get(f"{self.name}/peak_memory_gb", ())]
+        def measured(name: str) -> list[float]:  # a direct method's metrics are called direct/...
+            return [y for metric, curve in self.curves.items() if metric.endswith(name) for _, y in curve]
+
+        tokens, memory = measured("/tokens_per_second") or list(self._paces()), measured("/peak_memory_gb")
         return {"tokens": median(tokens) if tokens else None, "memory": max(memory, default=None)}
 
     @property

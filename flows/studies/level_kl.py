@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from components.gates.methods import DIRECT_METHODS, ON_PAIRS
+from components.gates.methods import ON_PAIRS
 from flows.config.run_config import RunConfig
 from flows.reports.run_facts import StageFacts
 
@@ -30,15 +30,6 @@ class Strength(NamedTuple):
     """Its largest value, for a whole number from 2; None for any positive number."""
 
 
-STRENGTHS = {
-    **dict.fromkeys(("ppo", "online_dpo"), Strength("ppo.kl.target", rises=True)),
-    # KL is log n - (n - 1) / n, 1.2 nats for 8, and the cost is n.
-    "best_of_n": Strength("policy.n", rises=True, most=8),
-    **dict.fromkeys(ON_PAIRS, Strength("policy.beta", rises=False)),
-}
-"""By method (`policy.method`)."""
-
-
 class Trial(NamedTuple):
     """A run of the search: its strength, its KL on prompts of the calibration split, and what training took."""
 
@@ -50,8 +41,12 @@ class Trial(NamedTuple):
 
 def strength_of(config: RunConfig) -> Strength:
     """Return the option of the strength of a config's method. With a fixed β, that of PPO's updates is β itself."""
-    fixed = config.policy.method not in DIRECT_METHODS and config.ppo.kl.control == "fixed"
-    return Strength("ppo.kl.coefficient", rises=False) if fixed else STRENGTHS[config.policy.method]
+    if config.policy.method in ON_PAIRS:
+        return Strength("policy.beta", rises=False)
+    if config.policy.method == "best_of_n":  # KL is log n - (n - 1) / n, 1.2 nats for 8, and the cost is n
+        return Strength("policy.n", rises=True, most=8)
+    fixed = config.ppo.kl.control == "fixed"
+    return Strength("ppo.kl.coefficient", rises=False) if fixed else Strength("ppo.kl.target", rises=True)
 
 
 def next_strength(trials: Sequence[Trial], band: Band, strength: Strength) -> float | None:

@@ -6,11 +6,14 @@ have changed, and one that was stopped begins again under the same keys, so stor
 continues from its checkpoint.
 """
 
+import os
+import sys
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from subprocess import STDOUT, Popen
 from textwrap import shorten
 from typing import NamedTuple
 
@@ -18,21 +21,18 @@ from rich.console import Console
 
 from components.base.errors import CheckFailed, GateFailed, UserError
 from components.base.hashing import digest_json
-from components.base.settings import Settings
-from components.store.leases import if_free
+from components.store.leases import Lease, leased
 from flows.config.run_config import RunConfig, to_values
 from flows.launch.begin import Launch, new_run
 from flows.launch.request import Request
-from flows.launch.run_computing import compute
-from flows.rlhf import pipeline
+from flows.launch.run_computing import compute, first_to_compute
 from tasks.execution.context import Reuse
-from tasks.execution.runner import peek
 from tasks.execution.stage_progress import output, say
-from tasks.result import Given, StageResult
+from tasks.runs.config import run_values
 from tasks.runs.run_label import LONGEST_NAME, Label
 from tasks.runs.status import RunStatus, load_readable, load_status
-from tasks.stages import Stage
 
+POLL_SECONDS = 0.2
 ENDED = ("passed", "cached", "waived", "skipped", "gate_failed")
 """States of a run that is not computed again. A failed gate is an outcome; what failed otherwise is tried again."""
 
@@ -42,6 +42,8 @@ class SubRun(NamedTuple):
 
     name: str
     config: RunConfig
+    options: Sequence[str]
+    """Those of its config that its profile lacks, as `--set` takes them."""
     until: str = "ppo"
 
     @property
@@ -61,19 +63,21 @@ class Study:
     deadline: float = float("inf")
     """No run begins after it, on the clock of `time.monotonic`."""
     console: Console = field(default_factory=output)
+    server: ExitStack = field(default_factory=ExitStack)
+    """Stops the Prefect server that its runs share, if they have started one."""
 
     @property
     def folder(self) -> Path:
         """Return the folder of its page and its lock."""
         return self.home / f"{self.kind}s" / self.name
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> AbstractContextManager[Lease]:
         """Hold the study's lock. Raises UserError if another process computes the study."""
-        with if_free(self.folder / "lock") as free:
-            if not free:
-                raise UserError(f"{self.kind} {self.name}: another process computes it. Wait until it has ended.")
-            yield
+
+        def refuse() -> None:
+            raise UserError(f"{self.kind} {self.name}: another process computes it. Wait until it has ended.")
+
+        return leased(self.folder / "lock", refuse)
 
     def runs(self, key: str | None, states: Collection[str] = ENDED) -> Iterator[RunStatus]:
         """Yield the runs with this key (None: with any) in one of `states`, newest first."""
@@ -86,17 +90,62 @@ class Study:
 
         A failed gate or check is an outcome, which the status has. Other errors of a stage are passed on unchanged.
         """
-        request = Request(until=sub_run.until, label=self.label(sub_run.name, sub_run.key))
-        launch = new_run(self.home, self.profile, sub_run.config, request)
-        ended = next((run for run in self.runs(sub_run.key) if is_current(run, launch)), None)
+        launch, ended = self.begin(sub_run)
         if ended is not None or time.monotonic() >= self.deadline:
             launch.ctx.discard()
             return ended
-        say(self.console, f"{self.kind} {self.name}: {sub_run.name}")
+        return self.compute(launch)
+
+    def begin(self, sub_run: SubRun) -> tuple[Launch, RunStatus | None]:
+        """Begin the run of `sub_run`, not yet computed, and return it with the one that has ended with what its inputs
+        and code give today, None without one. Raises UserError as `new_run`."""
+        request = Request(until=sub_run.until, label=self.label(sub_run.name, sub_run.key))
+        launch = new_run(self.home, self.profile, sub_run.config, request)
+        return launch, next((run for run in self.runs(sub_run.key) if is_current(run, launch)), None)
+
+    def run_ahead(self, sub_runs: Iterable[SubRun], parallel: int) -> None:
+        """Compute runs that `run` then finds, at most `parallel` at once, within the budget. What fails is for `run` to
+        try again, and to report.
+
+        Each is a `tether run` in a process and a session of its own, so that Ctrl-C stops this process, which stops
+        them at their next step. Its output is a file in the study's folder.
+        """
+        processes: list[Popen[bytes]] = []
+        self.server.close()  # each has its own
         try:
-            compute(launch)
+            for sub_run in sub_runs:
+                launch, ended = self.begin(sub_run)
+                launch.ctx.discard()
+                while sum(process.poll() is None for process in processes) >= parallel:
+                    time.sleep(POLL_SECONDS)
+                if ended is not None or time.monotonic() >= self.deadline:
+                    continue
+                label, log = self.label(sub_run.name, sub_run.key), self.folder / f"{sub_run.key}.log"
+                say(self.console, f"{self.kind} {self.name}: {sub_run.name}; its output is in {log}")
+                with log.open("wb") as file:
+                    processes.append(Popen(
+                        [sys.executable, "-m", "flows.cli", "run", self.profile, f"--until={sub_run.until}",
+                         f"--name={label.name}", *(f"--tag={tag}" for tag in label.written),
+                         *(f"--set={option}" for option in sub_run.options)],
+                        env={**os.environ, "TETHER_HOME": str(self.home.absolute())}, stdout=file, stderr=STDOUT,
+                        start_new_session=True,
+                    ))  # fmt: skip
+            for process in processes:
+                process.wait()
+        finally:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.wait()
+
+    def compute(self, launch: Launch) -> RunStatus:
+        """Compute a run that has begun, and return its status, also if a gate or check has failed."""
+        name = launch.ctx.status.document.name
+        say(self.console, f"{self.kind} {self.name}: {name}")
+        try:
+            compute(launch, self.server)
         except (GateFailed, CheckFailed) as error:
-            say(self.console, f"{sub_run.name}: {error}")
+            say(self.console, f"{name}: {error}")
         return load_status(self.home, launch.ctx.run)
 
     def label(self, name: str, key: str) -> Label:
@@ -104,25 +153,12 @@ class Study:
         return Label(shorten(name, LONGEST_NAME, placeholder=" …"), {self.kind: self.name, f"{self.kind}.key": key})
 
 
-class _Changed(Exception):
-    """Ends the comparison of a run's results with those of today."""
-
-
 def is_current(ended: RunStatus, launch: Launch) -> bool:
-    """Return whether the results of a run that has ended have the keys that `launch` gives them: of the files and the
-    code as they are now."""
+    """Return whether a run that has ended has the gates of `launch`, and results of the keys that `launch` gives them:
+    of the files and the code as they are now."""
+    if run_values(launch.ctx.home, ended.run).get("gates") != to_values(launch.config)["gates"]:
+        return False
     # A stage that every new run recomputes (a reward without a version) keeps its key.
     ctx = replace(launch.ctx, reuse=Reuse(pinned=launch.ctx.reuse.pinned))
     stopped = next((stage.name for stage in ended.stages if stage.state == "gate_failed"), ended.until)
-
-    def stored(stage: Stage, job: Settings, inputs: Given) -> StageResult:
-        result = peek(stage, job, inputs, ctx)
-        if result is None or result.record.key not in ended.stage(stage.group).results:
-            raise _Changed
-        return result
-
-    try:
-        pipeline(launch.config, launch.sources, stored, stopped)
-    except _Changed:
-        return False
-    return True
+    return first_to_compute(launch.config, launch.sources, ctx, stopped, ended.results) is None

@@ -8,34 +8,23 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from statistics import median
 
-from components.base.errors import GateFailed, UserError
+from components.base.errors import UserError
 from components.base.hashing import canonical_json, digest_json
-from components.base.nested import flatten, group, merge, nested
+from components.base.nested import flatten
 from components.gates.methods import DIRECT_METHODS, is_used
+from flows.base_run import changed_before
 from flows.config import yaml
-from flows.config.profiles import parse_override, profile_name, read_profile
-from flows.config.run_config import load_config, to_values
-from flows.launch.begin import check_new_run
+from flows.config.profiles import parse_override, profile_name
+from flows.config.run_config import RunConfig, load_config, to_values
 from flows.launch.label_runs import compare
 from flows.launch.request import Request
-from flows.launch.run_computing import compute
 from flows.reports.run_facts import Document, StageFacts, on_the_sheet
-from flows.studies.level_kl import (
-    Band,
-    Strength,
-    Trial,
-    best,
-    calibration_kl,
-    next_strength,
-    sentence,
-    strength_of,
-)
+from flows.studies.level_kl import Band, Strength, Trial, best, calibration_kl, next_strength, sentence, strength_of
 from flows.studies.sub_runs import ENDED, Study, SubRun
 from tasks.execution.stage_progress import say
 from tasks.runs.status import RunStatus, load_status
@@ -64,12 +53,24 @@ class Cell:
     seed: int
     run: str
     state: str
-    policy: str | None
-    """The policy's digest; None if a gate stopped the run before."""
     failed_gates: list[str]
     measures: dict[str, float]
     models: dict[str, str] = field(default_factory=dict)
-    """Digests of its SFT and its reward model, by stage, as far as it has them."""
+    """Digests of its models by stage, as far as it has them."""
+
+    @classmethod
+    def of(cls, home: Path, seed: int, status: RunStatus) -> "Cell":
+        """Return the cell whose run has ended with `status`."""
+        policy = StageFacts.of(home, status.run, status.stage("ppo"))
+        seconds = policy.record.seconds if policy.record else None
+        all_values = {**policy.metrics, "seconds": seconds, "memory": policy.speed["memory"]}
+        values = {name: value for name, value in all_values.items() if value is not None}
+        if {"policy/gold", "policy/sft_gold"} <= values.keys():
+            values["policy/gold_gain"] = values["policy/gold"] - values["policy/sft_gold"]
+        measures = {name: value for name, value in values.items() if re.sub("_(low|high)$", "", name) in MEASURES}
+        failed = [gate.name for stage in status.stages for gate in stage.gates if gate.stops]
+        models = {stage.name: stage.digest for stage in status.stages if stage.digest and stage.name != "validate"}
+        return cls(seed, status.run, status.state, failed, measures, models)
 
 
 @dataclass
@@ -79,8 +80,6 @@ class CellGroup:
     options: list[str]
     """With `--level-kl` the last is the strength that the search chose."""
     cells: list[Cell] = field(default_factory=list)
-    missing: list[int] = field(default_factory=list)
-    """Seeds without a run, because the budget or the search ended before."""
     trials: list[Trial] = field(default_factory=list)
     search: str = ""
     """How the search for the strength ended; empty without one."""
@@ -135,30 +134,29 @@ class Sweep:
         out, if another cell's method uses it. Raises UserError as `load_config`."""
         name = ", ".join(options)
         try:
-            common = [text for text in self.options if self._is_for(options, text)]
-            overrides = [parse_override(text) for text in (*common, *options, "promote=false")]
+            common = (text for text in self.options if self._is_for(options, text))
+            texts = [*common, *options, "promote=false"]
+            overrides = [parse_override(text) for text in texts]
             config = load_config(self.profile, overrides)
         except UserError as error:
             raise UserError(f"--over {name}: {error}") from error
         if all(override.path != ("policy_seed",) for override in overrides):
             # With the profile's seed the policy is that of a plain run.
-            config = config.model_copy(update={"policy_seed": None if seed == config.seed else seed})
+            policy_seed = None if seed == config.seed else seed
+            config = config.model_copy(update={"policy_seed": policy_seed})
+            texts.append(f"policy_seed={json.dumps(policy_seed)}")
         elif self.seeds > 1:
             raise UserError("--seeds chooses policy_seed, which is set too. Leave one of them out.")
-        return SubRun(f"{name}, seed {seed}", config)
+        return SubRun(f"{name}, seed {seed}", config, texts)
 
     def _is_for(self, options: Sequence[str], text: str) -> bool:
         """Return whether one of `--set` is for the cells with these options: their method uses it, or none does."""
-        option = ".".join(parse_override(text).path)
-        others = (self._method(cell) for cell in combinations(self.over))
-        return is_used(self._method(options), option) or not any(is_used(method, option) for method in others)
-
-    def _method(self, options: Sequence[str]) -> str:
-        """Return `policy.method` of the cells with these options; it is not checked."""
-        values = read_profile(self.profile)
-        for path, value in map(parse_override, (*self.options, *options)):
-            values = merge(values, nested(path, value))
-        return str(group(values, "policy").get("method", "ppo"))
+        option, chosen = ".".join(parse_override(text).path), "policy.method="
+        here, swept = (
+            [is_used(text.removeprefix(chosen), option) for cell in cells for text in cell if text.startswith(chosen)]
+            for cells in ([options], combinations(self.over))
+        )
+        return any(here) or not any(swept)
 
     def start(self, options: Sequence[str]) -> tuple[Strength, float, Band]:
         """Return the option of a group's strength, where its search starts, and the band. Raises UserError if
@@ -175,7 +173,9 @@ class Sweep:
         return strength, float(f"{at:.3g}"), band
 
 
-def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int | None = None) -> Path:
+def run_sweep(
+    home: Path, sweep: Sweep, minutes: float | None = None, sheet: int | None = None, parallel: int = 1
+) -> Path:
     """Compute a sweep, or what is missing of it, fill in its outcome, and return its folder.
 
     All configs are checked before the first run. Seeds are the outer loop, so that a budget that ends early leaves
@@ -183,25 +183,32 @@ def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int
 
     Args:
         minutes: no run begins later than this.
-        sheet: number of items of a blind sheet that compares the policies; none is begun if their SFT models differ.
+        sheet: number of items of a blind sheet that compares the policies.
+        parallel: number of runs that are computed at once, after the searches or, without, the first run, which
+            computes the stages that all share.
 
     Raises:
-        UserError: an option is wrong, two cells are the same, or another process computes this sweep. Errors of a
-            stage, but for failed gates and checks, are passed on unchanged.
+        UserError: an option is wrong, two cells are the same, a sheet is asked for where SFT's models differ, or
+            another process computes this sweep. Errors of a stage, but for failed gates and checks, are passed on
+            unchanged.
     """
     sweep.groups = [CellGroup(options) for options in combinations(sweep.over)]
-    _check(home, sweep)
     deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
     study = Study(home, "sweep", sweep.name, sweep.profile, deadline)
-    with study.locked():
-        for seed, cells in product(range(sweep.seeds), sweep.groups):
+    _check(study, sweep, bool(sheet))
+    with study.lock(), study.server:
+        order = [*product(range(sweep.seeds), sweep.groups)]
+        alone = len(sweep.groups) if sweep.level else 1
+        for place, (seed, cells) in enumerate(order):
+            if place == alone and parallel > 1:
+                rest = [(group, seed) for seed, group in order[alone:] if group.trials or not sweep.level]
+                study.run_ahead([sweep.sub_run(group.options, seed) for group, seed in rest], parallel)
             if sweep.level and seed == 0:
                 _search(study, sweep, cells)
-            else:
-                searched = cells.trials or not sweep.level
-                _add(study, cells, seed, study.run(sweep.sub_run(cells.options, seed)) if searched else None)
-        by_policy = {cells.cells[0].policy: cells.cells[0].run for cells in sweep.groups if cells.cells}
-        by_policy.pop(None, None)
+            elif (cells.trials or not sweep.level) and (status := study.run(sweep.sub_run(cells.options, seed))):
+                cells.cells.append(Cell.of(home, seed, status))
+        first = (cell for cells in sweep.groups for cell in cells.cells[:1])
+        by_policy = {cell.models["ppo"]: cell.run for cell in first if "ppo" in cell.models}
         comparable = len(by_policy) > 1 and len(sweep.models("sft")) == 1
         compared = _sheet(study, list(by_policy.values()), sheet) if sheet and comparable else None
         waiting = [*study.runs(None, ("awaiting_labels",))]  # also of a call before
@@ -230,77 +237,67 @@ def combinations(over: Sequence[str]) -> Iterator[list[str]]:
     return map(list, product(*by_option.values()))
 
 
-def _check(home: Path, sweep: Sweep) -> None:
-    """Check every cell's config before the first run. Raises UserError for the first mistake."""
-    names = dict[str, str]()
+def _check(study: Study, sweep: Sweep, sheet: bool) -> None:
+    """Begin every cell of the first seed and discard it, so that the first mistake in any of them is raised before the
+    first run: a UserError."""
+    first = dict[str, SubRun]()
     for cells in sweep.groups:
         start = sweep.start(cells.options) if sweep.level else None
-        strength = [f"{start[0].option}={start[1]:g}"] if start else []
-        first = sweep.sub_run([*cells.options, *strength])
+        sub_run = sweep.sub_run([*cells.options, *([f"{start[0].option}={start[1]:g}"] if start else [])])
         try:
-            check_new_run(home, sweep.profile, first.config, first.until)
+            study.begin(sub_run)[0].ctx.discard()
         except UserError as error:
             raise UserError(f"--over {cells.name}: {error}") from error
-        if first.key in names:
-            raise UserError(f"--over {cells.name}: the options are those of {names[first.key]}. Leave one out.")
-        names[first.key] = cells.name
+        for name, other in first.items():
+            if other.key == sub_run.key:
+                raise UserError(f"--over {cells.name}: the options are those of {name}. Leave one out.")
+            if sheet and (option := _changes_sft(other.config, sub_run.config)):
+                raise UserError(
+                    f"--sheet compares the policies with one SFT model, and --over {option} gives the cells several. "
+                    "Leave one of them out."
+                )
+        first[cells.name] = sub_run
+
+
+def _changes_sft(one: RunConfig, other: RunConfig) -> str | None:
+    """Return an option that differs and that SFT's model depends on; None if there is none."""
+    changed = {"seed": "sft"} if one.seed != other.seed else changed_before("reward", one, other)
+    return next((option for option, stage in changed.items() if stage != "validate.judge"), None)
 
 
 def _search(study: Study, sweep: Sweep, cells: CellGroup) -> None:
     """Choose a group's strength on its first seed, and add the run with it as the group's first cell."""
     strength, start, band = sweep.start(cells.options)
-    runs, cut = dict[float, RunStatus](), ""
+    runs, end = dict[float, RunStatus](), ""
     value: float | None = start
-    while value is not None:
+    while value is not None and not end:
+        option = f"{strength.option}={value:g}"
         try:
-            status = study.run(sweep.sub_run([*cells.options, f"{strength.option}={value:g}"]))
+            sub_run = sweep.sub_run([*cells.options, option])
+            status = study.run(sub_run)
         except UserError as error:
-            if not cells.trials:
+            if not runs:
                 raise
-            cut = f"; it ended there, because {error}"
-            break
+            end = f"it ended there, because {error}"
+            continue
         if status is None:
-            cut = "; the budget ended it"
-            break
-        policy = StageFacts.of(study.home, status.run, status.stage("ppo"))
-        if (kl := calibration_kl(policy, sweep.sub_run(cells.options).config.ppo.kl.measure)) is None:
-            cut = f"because {strength.option}={value:g} has no KL on calibration prompts"
-            if cells.trials:
-                cut = f"; it ended there, {cut}"
-                break
-            _add(study, cells, 0, status)
-            cells.search = f"no search, {cut}; other seeds are not computed"
-            return
-        runs[value] = status
+            end = "the budget ended it"
+            continue
+        runs[value], policy = status, StageFacts.of(study.home, status.run, status.stage("ppo"))
+        if (kl := calibration_kl(policy, sub_run.config.ppo.kl.measure)) is None:
+            end = f"it ended there, because {option} has no KL on calibration prompts"
+            continue
         cells.trials.append(Trial(value, kl, status.run, policy.record.seconds if policy.record else 0.0))
         value = next_strength(cells.trials, band, strength)
-    if not cells.trials:
-        return _add(study, cells, 0, None)
-    chosen = best(cells.trials, band).strength
-    cells.options = [*cells.options, f"{strength.option}={chosen:g}"]
-    cells.search = sentence(cells.trials, band, strength.option) + cut
-    say(study.console, f"{cells.name}: {cells.search}")
-    _add(study, cells, 0, runs[chosen])
-
-
-def _add(study: Study, cells: CellGroup, seed: int, status: RunStatus | None) -> None:
-    """Add the numbers of a run to its group; without a run, its seed is missing."""
-    if status is None:
-        cells.missing.append(seed)
-        return
-    policy = StageFacts.of(study.home, status.run, status.stage("ppo"))
-    values = {name: value for name, value in policy.metrics.items() if value is not None}
-    if "policy/gold" in values:
-        values["policy/gold_gain"] = values["policy/gold"] - values["policy/sft_gold"]
-    if policy.record is not None:
-        values["seconds"] = policy.record.seconds
-    if peaks := [y for name, curve in policy.curves.items() if name.endswith("/peak_memory_gb") for _, y in curve]:
-        values["memory"] = max(peaks)
-    names = {f"{name}{end}" for name in MEASURES for end in ("", "_low", "_high")}
-    failed = [gate.name for stage in status.stages for gate in stage.gates if gate.stops]
-    measures = {name: value for name, value in values.items() if name in names}
-    models = {name: digest for name in ("sft", "reward") if (digest := status.stage(name).digest)}
-    cells.cells.append(Cell(seed, status.run, status.state, status.stage("ppo").digest, failed, measures, models))
+    chosen = best(cells.trials, band).strength if cells.trials else start
+    if cells.trials:
+        cells.options = [*cells.options, f"{strength.option}={chosen:g}"]
+        cells.search = "; ".join(filter(None, (sentence(cells.trials, band, strength.option), end)))
+        say(study.console, f"{cells.name}: {cells.search}")
+    elif runs:
+        cells.search = f"no search, {end.removeprefix('it ended there, ')}; other seeds are not computed"
+    if runs:
+        cells.cells.append(Cell.of(study.home, 0, runs[chosen]))
 
 
 def _sheet(study: Study, runs: Sequence[str], items: int) -> RunStatus:
@@ -309,28 +306,25 @@ def _sheet(study: Study, runs: Sequence[str], items: int) -> RunStatus:
     if (sheet := next(study.runs(key, (*ENDED, "awaiting_labels")), None)) is not None:
         return sheet
     request = Request(label=study.label(f"sheet of sweep {study.name}", key))
-    models, items_option = [f"{runs[0]}:sft", *runs], parse_override(f"human_eval.items={items}")
-    launch = compare(study.home, models, runs[0], [items_option], request)
-    with suppress(GateFailed):  # a gate on the raters
-        compute(launch)
-    return load_status(study.home, launch.ctx.run)
+    models, overrides = [f"{runs[0]}:sft", *runs], [parse_override(f"human_eval.items={items}")]
+    return study.compute(compare(study.home, models, runs[0], overrides, request))
 
 
 def _samples(home: Path, sweep: Sweep, sheets: Sequence[RunStatus]) -> list[Document]:
     """Return the responses of the groups' first seeds to the same prompts, without those that raters judge now, on
     `sheets`."""
-    on_sheets = (on_the_sheet(StageFacts.of(home, sheet.run, sheet.stage("human_eval"))) for sheet in sheets)
-    hidden = {prompt for prompts in on_sheets for prompt in prompts}
     by_name = {}
-    for cells in (cells for cells in sweep.groups if cells.cells and cells.cells[0].policy):
-        status = load_status(home, cells.cells[0].run)
-        rows = StageFacts.of(home, status.run, status.stage("ppo")).rows("evaluation.jsonl")
+    for cells in (cells for cells in sweep.groups if cells.cells and "ppo" in cells.cells[0].models):
+        run = cells.cells[0].run
+        rows = StageFacts.of(home, run, load_status(home, run).stage("ppo")).rows("evaluation.jsonl")
         by_name[cells.name] = {canonical_json(row["prompt"]): row for row in rows}
+    on_sheets = (on_the_sheet(StageFacts.of(home, sheet.run, sheet.stage("human_eval"))) for sheet in sheets)
+    hidden = {prompt for sheet in on_sheets for prompt in sheet}
     first = next(iter(by_name.values()), {})
+    prompts = [prompt for prompt in first if prompt not in hidden and all(prompt in rows for rows in by_name.values())]
     samples = list[Document]()
-    for prompt in first:
-        if prompt not in hidden and all(prompt in rows for rows in by_name.values()):
-            sft = {"SFT": first[prompt]["sft"]} if len(sweep.models("sft")) == 1 else {}
-            responses = {name: rows[prompt]["policy"] for name, rows in by_name.items()}
-            samples.append({"prompt": first[prompt]["prompt"], "responses": sft | responses})
-    return samples[:PROMPTS]
+    for prompt in prompts[:PROMPTS]:
+        sft = {"SFT": first[prompt]["sft"]} if len(sweep.models("sft")) == 1 else {}
+        policies = {name: rows[prompt]["policy"] for name, rows in by_name.items()}
+        samples.append({"prompt": first[prompt]["prompt"], "responses": sft | policies})
+    return samples

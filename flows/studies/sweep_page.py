@@ -93,8 +93,9 @@ def notes(sweep: Sweep) -> list[str]:
     if most > 1:
         sentences.append(f"Medians of {most} seeds, with the lowest and the highest, which enclose the median of all "
                          f"seeds with probability {1 - 2.0 ** (1 - most):g}.")  # fmt: skip
-    if missing := [f"{group.name} seed {number}" for group in groups for number in group.missing
-                  if group.trials or not group.search]:  # a search without a trial chose no strength
+    searched = [group for group in groups if group.trials or not group.search]  # others have no strength
+    if missing := [f"{group.name} seed {seed}" for group in searched for seed in range(sweep.seeds)
+                   if all(run.seed != seed for run in group.cells)]:  # fmt: skip
         are = counted(len(missing), "cell is", "cells are")
         sentences.append(f"{are} missing: {'; '.join(missing)}. The same command computes them.")
     spent = {run.run: run.measures.get("seconds", 0.0) for group in groups for run in group.cells}

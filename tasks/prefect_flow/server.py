@@ -55,7 +55,7 @@ def check_server(timeout: float = 20.0, needed_for: Mapping[str, str] | None = N
         TetherError: it answers with a server error.
     """
     url = os.environ.get("PREFECT_API_URL")
-    if not url:
+    if not url or is_own(url):
         for stage, pool in (needed_for or {}).items():
             raise UserError(
                 f"runners.{stage} = {pool}: a work pool needs a Prefect server. Set PREFECT_API_URL to its address "
@@ -175,9 +175,19 @@ uvicorn.main(sys.argv[1:])
 """Runs a server until its standard input ends, as it does when the run is killed."""
 
 
+_own_urls: set[str] = set()
+"""The URL of the server that this process has started, while it runs."""
+
+
+def is_own(url: str) -> bool:
+    """Return whether `url` is the API of the server that this process has started."""
+    return url in _own_urls
+
+
 @contextlib.contextmanager
 def own_server(seconds: float = START_SECONDS) -> Iterator[str]:
-    """Start a Prefect server for this process on loopback, and set `PREFECT_API_URL` to it until it is stopped.
+    """Start a Prefect server for this process on loopback, and set `PREFECT_API_URL` to it until it is stopped. Inside
+    another such block, that block's server is used.
 
     The server gets its own session, so that Ctrl-C or a closed terminal ends the run before the server. Its database is
     in `PREFECT_HOME`. Yields the URL of its API.
@@ -185,6 +195,9 @@ def own_server(seconds: float = START_SECONDS) -> Iterator[str]:
     Raises:
         NoServer: it ended, or did not answer within `seconds`.
     """
+    if _own_urls:
+        yield next(iter(_own_urls))
+        return
     with socket.socket() as listening, tempfile.TemporaryFile() as log:
         listening.bind(("127.0.0.1", 0))  # handed over to the server, so that nobody else can take the port
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
@@ -202,6 +215,7 @@ def own_server(seconds: float = START_SECONDS) -> Iterator[str]:
             try:
                 _wait_for(process, url, log, seconds)
                 os.environ["PREFECT_API_URL"] = url
+                _own_urls.add(url)
                 yield url
             finally:
                 # Prefect has one events worker per process, bound to its first server. Draining it gives a later run a
@@ -209,6 +223,7 @@ def own_server(seconds: float = START_SECONDS) -> Iterator[str]:
                 if worker := sys.modules.get("prefect.events.worker"):
                     worker.EventsWorker.drain_all(timeout=DRAIN_SECONDS)
                 os.environ.pop("PREFECT_API_URL", None)
+                _own_urls.discard(url)
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(5)

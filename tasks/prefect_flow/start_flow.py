@@ -10,23 +10,28 @@ from data_contracts.expectations.suites import great_expectations
 from tasks.execution import plots
 from tasks.execution.context import RunContext
 from tasks.execution.runner import run_stage
-from tasks.prefect_flow.server import NoServer, own_server
+from tasks.prefect_flow.server import NoServer, is_own, own_server
 from tasks.result import StageResult, StageRunner
 from tasks.stages import STAGES
 
 
-def run_as_flow(ctx: RunContext, pipeline: Callable[[StageRunner], StageResult | None]) -> StageResult | None:
+def run_as_flow(
+    ctx: RunContext, pipeline: Callable[[StageRunner], StageResult | None], server: ExitStack | None = None
+) -> StageResult | None:
     """Call `pipeline` with a runner that makes each stage a task of a Prefect flow, and return its result.
 
     If this process's own server does not start, the stages run without Prefect. Errors of `pipeline` are passed on.
+
+    Args:
+        server: stops this process's own server, so that several runs share one; None stops it with the run.
     """
     imports: Thread | None = None
     with ExitStack() as stack:
-        if not os.environ.get("PREFECT_API_URL"):
+        if is_own(url := os.environ.get("PREFECT_API_URL", "")) or not url:
             imports = Thread(target=_load_ahead, args=(ctx,), daemon=True)
             imports.start()  # the server takes about 10 s to start; the imports use that time
             try:
-                stack.enter_context(own_server())
+                (server or stack).enter_context(own_server())
             except NoServer as error:
                 ctx.say(f"Prefect's server did not start ({error}); the run continues without Prefect's pages")
                 imports.join()

@@ -1,5 +1,6 @@
 """What a run's report says is what the run stored: whose results, which numbers, who waived what."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ from components.data.support_desk.task import SIMULATED
 from components.store.store import ArtifactStore
 from flows.reports import run_facts as reports
 from flows.reports.page import ending
-from flows.reports.run_facts import run_facts
+from flows.reports.run_facts import StageFacts, run_facts
+from tasks.runs.points import Spool, points_file
+from tasks.runs.status import StageStatus
 from tests import stored_run as stored
 from tests.stored_run import BINS, CURVES, METRICS, evaluation, forget, stored_run
 
@@ -36,6 +39,15 @@ def test_a_passed_runs_facts_are_the_stored_ones(tmp_path: Path) -> None:
     assert changed == {"ppo.updates": (7, 3)}
     assert facts.stage("sft").by is None and facts.stage("ppo").by is None
     assert ending(facts) == []
+
+
+@pytest.mark.parametrize("method", ["ppo", "direct"])
+def test_the_peak_of_memory_is_found_whatever_the_method(tmp_path: Path, method: str) -> None:
+    with closing(Spool(points_file(tmp_path / "runs" / "r", "ppo"))) as spool:
+        for step, gb in enumerate((0.5, 0.75, 0.625)):
+            spool.append(step, {f"{method}/peak_memory_gb": gb, f"{method}/loss": 9.0})
+    facts = StageFacts.of(tmp_path, "r", StageStatus(name="ppo"))
+    assert facts.speed["memory"] == 0.75
 
 
 def test_a_removed_option_at_its_last_default_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
 from flows.studies.level_kl import (
     MOST_RUNS,
-    STRENGTHS,
     Band,
     Strength,
     Trial,
@@ -76,7 +75,8 @@ def test_a_steep_step_is_approached_from_inside_the_bracket() -> None:
 
 def test_best_of_eight_is_the_limit_and_the_sentence_says_so() -> None:
     """KL of best of n is log n - (n - 1) / n (Stiennon et al. 2020, G.3): 1.2 nats at 8, below the band."""
-    trials = search(lambda n: math.log(n) - (n - 1) / n, 4, strength=STRENGTHS["best_of_n"])
+    of_best = strength_of(load_config("tiny", [parse_override("policy.method=best_of_n")]))
+    trials = search(lambda n: math.log(n) - (n - 1) / n, 4, strength=of_best)
     assert [trial.strength for trial in trials] == [4, 8]
     assert best(trials, BAND).strength == 8
     text = sentence(trials, BAND, "policy.n")

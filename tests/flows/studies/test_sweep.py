@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer import Exit
 
 from components.base.errors import CheckFailed, GateFailed, UserError
 from components.base.jsonl import write_json, write_rows
@@ -18,8 +17,9 @@ from components.base.settings import Settings, keyed_values
 from components.gates.judging import GatesConfig
 from components.keys import fingerprint
 from components.store.leases import leased
-from flows.cli import sweep_command
+from flows.config.profiles import parse_override
 from flows.config.run_config import load_config, to_values
+from flows.data import run_plugins
 from flows.launch.begin import Launch
 from flows.rlhf import pipeline
 from flows.studies import sub_runs
@@ -43,7 +43,7 @@ def played(monkeypatch: pytest.MonkeyPatch, play: Play) -> list[str]:
     """Have `play` return PPO's metrics in place of computing a run; the names of the runs that were computed."""
     names = []
 
-    def compute(launch: Launch) -> None:
+    def compute(launch: Launch, server: object) -> None:
         ctx = replace(launch.ctx, reporting=Reporting(track=False))
 
         def run_stage(stage: Stage, job: Settings, inputs: Given) -> StageResult:
@@ -125,7 +125,7 @@ def test_a_mistake_in_any_cell_is_found_before_anything_runs(
     names = played(monkeypatch, lambda launch: {})
     with pytest.raises(UserError, match=re.escape(message)):
         swept(tmp_path, *over, level="--level-kl" in message)
-    assert names == [] and not (tmp_path / "runs").exists()
+    assert names == [] and list_runs(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -204,6 +204,76 @@ def test_no_option_makes_one_run_count_as_two_seeds(tmp_path: Path) -> None:
         assert Sweep("tiny", over, options).sub_run(texts).config.policy_seed == 5, "of one seed it may be set"
 
 
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The processes that a sweep starts; each ends when it is asked for the third time, without a result."""
+    started: list[Any] = []
+
+    class Process:
+        def __init__(self, command: list[str], env: dict[str, str], **_: object) -> None:
+            self.command, self.env, self.asked, self.terminated = command, env, 0, False
+            self.at_once = 1 + sum(process.asked < 3 for process in started)
+            started.append(self)
+
+        def poll(self) -> int | None:
+            self.asked += 1
+            return 0 if self.asked >= 3 else None
+
+        def wait(self) -> None:
+            self.asked = 3
+
+        def terminate(self) -> None:
+            self.terminated = self.asked < 3
+
+    monkeypatch.setattr(sub_runs, "Popen", Process)
+    monkeypatch.setattr(sub_runs, "POLL_SECONDS", 0.0)
+    return started
+
+
+def test_what_no_cell_waits_for_is_computed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: list[Any]
+) -> None:
+    """The first cell comes first; each process has the words of `tether run` that give the config of its cell."""
+    names = played(monkeypatch, lambda launch: {})
+    sweep = Sweep("tiny", ["ppo.epochs=1,2"], ["ppo.updates=4"], seeds=3)
+    run_sweep(tmp_path, sweep, parallel=2)
+    assert [process.at_once for process in processes] == [1, 2, 2, 2, 2]
+    words = processes[-1].command[3:]
+    assert words[:3] == ["run", "tiny", "--until=ppo"] and processes[-1].env["TETHER_HOME"] == str(tmp_path)
+    sets = [parse_override(word.removeprefix("--set=")) for word in words if word.startswith("--set=")]
+    sub_run = sweep.sub_run(["ppo.epochs=2"], 2)
+    assert load_config("tiny", sets) == sub_run.config and f"--tag=sweep.key={sub_run.key}" in words
+    assert len(names) == 6, "a process that ended without a result is tried again"
+    run_sweep(tmp_path, sweep, parallel=2)
+    assert len(processes) == 5 and not any(process.terminated for process in processes)
+
+
+def test_the_searches_come_before_what_is_computed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: list[Any]
+) -> None:
+    played(monkeypatch, lambda launch: {"policy/kl": 2.5})
+    run_sweep(tmp_path, Sweep("tiny", ["ppo.epochs=1,2"], seeds=2, level=True, band=(2.9, 3.1)), parallel=4)
+    names = [word for process in processes for word in process.command if word.startswith("--name=")]
+    assert names == [f"--name=ppo.epochs={n}, ppo.kl.coefficient=0.1, seed 1" for n in (1, 2)]
+
+
+def test_processes_are_stopped_with_the_sweep_and_none_begins_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: list[Any]
+) -> None:
+    played(monkeypatch, lambda launch: {})
+    swept(tmp_path, "ppo.epochs=1,2,3,4")
+    run_sweep(tmp_path, Sweep("tiny", ["ppo.epochs=1,2,3,4"], seeds=2), minutes=0, parallel=2)
+    assert processes == []
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sub_runs.time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(tmp_path, Sweep("tiny", ["ppo.epochs=1,2,3,4"], seeds=2), parallel=2)
+    assert [process.terminated for process in processes] == [True, True]
+
+
 def test_a_killed_sweep_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed_in_the_second(launch: Launch) -> dict[str, float]:
         if len(list_runs(tmp_path)) == 2:
@@ -242,6 +312,20 @@ def test_a_cell_of_other_data_or_code_is_computed_again(tmp_path: Path, monkeypa
     assert runs(row) != [first] and len(names) == 4
 
 
+def test_a_changed_gate_plug_in_judges_an_ended_cell_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = played(monkeypatch, lambda launch: {})
+    monkeypatch.setattr(run_plugins, "find_plugin", lambda *_: None)
+    gate = 'gates.extra={ppo: {sorry: {plugin: no_apologies, op: "<=", threshold: null}}}'
+
+    def computed(code: str) -> int:
+        monkeypatch.setattr(run_plugins, "plugin_code", lambda _: code)
+        swept(tmp_path, "ppo.epochs=1", options=[gate])
+        return len(names)
+
+    assert [computed(code) for code in ("1.0 a", "1.0 a", "1.0 b")] == [1, 1, 2]
+    assert len([*tmp_path.glob("store/records/*/*.json")]) == 4, "its results are found in the store"
+
+
 def test_the_runs_of_a_sweep_get_no_alias(tmp_path: Path) -> None:
     sub_run = Sweep("demo", ["ppo.epochs=1"]).sub_run(["ppo.epochs=1"])
     assert not sub_run.config.promote and load_config("demo").promote
@@ -254,10 +338,10 @@ def test_no_run_begins_after_the_budget_and_what_is_missing_is_said(
     swept(tmp_path, "ppo.epochs=1")
     sweep = swept(tmp_path, "ppo.epochs=1", seeds=2, minutes=0)
     assert len(names) == 1, "the first seed's run has ended and is taken, the second is not begun"
-    assert [cell.seed for cell in sweep.groups[0].cells] == [0] and sweep.groups[0].missing == [1]
+    assert [cell.seed for cell in sweep.groups[0].cells] == [0]
     assert "1 cell is missing: ppo.epochs=1 seed 1. The same command computes them." in notes(sweep)
     searched = swept(tmp_path, "ppo.epochs=1,2", level=True, minutes=0)
-    assert [cells.missing for cells in searched.groups] == [[0], [0]]
+    assert "2 cells are missing: ppo.epochs=1 seed 0; ppo.epochs=2 seed 0." in notes(searched)[0]
 
 
 def test_a_failed_gate_is_an_outcome_and_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +363,7 @@ def test_a_failed_check_is_an_outcome_that_the_same_command_tries_again(
 
     names = played(monkeypatch, fails)
     sweep = swept(tmp_path, "ppo.epochs=1,2")
-    assert [cell.policy is None for cells in sweep.groups for cell in cells.cells] == [True, False]
+    assert ["ppo" not in cell.models for cells in sweep.groups for cell in cells.cells] == [True, False]
     assert sweep.groups[0].cells[0].state == "failed"
     assert [sample["responses"].keys() for sample in sweep.samples[:1]] == [{"SFT", "ppo.epochs=2"}]
     swept(tmp_path, "ppo.epochs=1,2")
@@ -347,7 +431,7 @@ def test_a_trial_without_kl_ends_the_search_with_the_best(tmp_path: Path, monkey
     played(monkeypatch, diverges_below(1.0))
     sweep = swept(tmp_path, "ppo.epochs=2", level=True, band=(2.9, 3.1), seeds=2)
     (cells,) = sweep.groups
-    assert [(cell.seed, cell.state) for cell in cells.cells] == [(0, "failed")] and cells.missing == [1]
+    assert [(cell.seed, cell.state) for cell in cells.cells] == [(0, "failed")]
     assert cells.search == (
         "no search, because ppo.kl.coefficient=0.1 has no KL on calibration prompts; other seeds are not computed"
     )
@@ -357,7 +441,7 @@ def test_a_trial_without_kl_ends_the_search_with_the_best(tmp_path: Path, monkey
 def test_medians_and_ranges_over_seeds_are_those_of_the_runs() -> None:
     """By hand: of 1, 4 and 2 the median is 2; three seeds enclose the median with probability 1 - 1/4."""
     cells = [
-        Cell(seed, f"run {seed}", "passed", "d", ["policy.kl"] if seed else [], {"policy/kl": kl, "seconds": 60.0})
+        Cell(seed, f"run {seed}", "passed", ["policy.kl"] if seed else [], {"policy/kl": kl, "seconds": 60.0})
         for seed, kl in enumerate((1.0, 4.0, 2.0))
     ]
     group_ = CellGroup(["a=1"], cells)
@@ -414,16 +498,30 @@ def test_a_sweep_without_a_sheet_hides_what_raters_judge_now(tmp_path: Path, mon
     assert f"Run {sheet.run} compares the policies on a blind sheet." in notes(hidden)
 
 
-def test_groups_of_different_models_are_not_shown_beside_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "over",
+    ["sft.epochs=3,4", "seed=0,1", "data.generator.pairs=2000,2100"],
+)
+def test_a_sheet_of_several_sft_models_is_refused_before_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: str
 ) -> None:
+    names = played(monkeypatch, lambda launch: {})
+    option = over.partition("=")[0]
+    with pytest.raises(UserError, match=f"^--sheet compares the policies with one SFT model, and --over {option}"):
+        run_sweep(tmp_path, Sweep("tiny", [over]), sheet=8)
+    assert names == []
+
+
+def test_a_sheet_of_one_sft_model_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played(monkeypatch, lambda launch: {})
-    monkeypatch.setattr(studies, "_sheet", lambda *_: pytest.fail("a sheet has one SFT model"))
-    monkeypatch.setenv("TETHER_HOME", str(tmp_path))
-    with pytest.raises(Exit) as exited:
-        sweep_command.sweep("tiny", ["sft.epochs=3,4"], sheet=8)
-    assert exited.value.exit_code == 2
-    assert "--sheet compares the policies with one SFT model, and these have several" in capsys.readouterr().err
+    sheets = []
+    monkeypatch.setattr(studies, "_sheet", lambda study, runs, items: sheets.append((len(runs), items)))
+    run_sweep(tmp_path, Sweep("tiny", ["reward.epochs=1,3"]), sheet=8)
+    assert sheets == [(2, 8)]
+
+
+def test_groups_of_different_models_are_not_shown_beside_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played(monkeypatch, lambda launch: {})
     sfts = swept(tmp_path, "sft.epochs=3,4")
     assert {*sfts.samples[0]["responses"]} == {"sft.epochs=3", "sft.epochs=4"} and sfts.sheet == ""
     said = [sentence.partition(":")[0].partition(",")[0] for sentence in notes(sfts)[:2]]

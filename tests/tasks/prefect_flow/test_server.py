@@ -33,6 +33,8 @@ def servers(process: psutil.Process) -> list[psutil.Process]:
 @pytest.mark.whole
 def test_it_answers_in_a_session_of_its_own_and_is_gone_afterwards() -> None:
     with own_server() as url:
+        with own_server() as shared:
+            assert shared == url
         assert os.environ["PREFECT_API_URL"] == url and no_answer(f"{url}/health") is None
         [server] = servers(psutil.Process())
         assert os.getsid(server.pid) == server.pid != os.getsid(0)
