@@ -50,7 +50,8 @@ def gold_gain(evaluation: Path) -> float:
 
 def table(sweep: Path) -> str:
     """Return a row for each group: medians over its seeds, with the lowest and the highest."""
-    store, rows = ArtifactStore(sweep.parents[2]), []
+    store = ArtifactStore(sweep.parents[2])
+    rows = []
     for group in json.loads(sweep.read_text())["groups"]:
         if cells := [cell for cell in group["cells"] if cell["policy"]]:
             kl = [cell["measures"]["policy/kl"] for cell in cells]
