@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -127,21 +127,10 @@ def train_on_pairs(
     The policy trains in eval mode, without dropout, as in PPO: its log-ratio to SFT is 0 before the first step.
 
     Raises:
-        UserError: no pair is left to train on, or none has the votes or margins that `policy` asks for.
+        UserError: as for `training_pairs`.
     """
     data = inputs["data"]
-    rows: Sequence[CanonicalRow] = read_split(data / "pairs.train")[: job.policy.max_pairs]
-    for option, name in (("soft_labels", "soft_label"), ("margin", "margin")):
-        if getattr(job.policy, option) and all(row.get(name) is None for row in rows):
-            raise UserError(f"policy.{option}: no training pair has a {name}. Leave the option out.")
-    labelled = data / "single_labels.train"
-    singles = read_split(labelled) if job.policy.method == "kto" and has_split(labelled) else ()
-    pairs = PolicyPairs.encode(models.tokenizer, rows, job, out, singles[: job.policy.max_pairs])
-    if pairs.alike == len(rows):
-        raise UserError(
-            f"policy.method={job.policy.method}: none of {len(rows)} training pairs is left, because the two responses "
-            f"of {pairs.alike} are the same up to generation.max_new_tokens. Raise it, or give more pairs."
-        )
+    pairs = training_pairs(models.tokenizer, job, data, out)
     config, runtime, pad_id = job.policy, job.runtime, models.tokenizer.pad_token_id
     observe(0, {}, doing="computing SFT's log-probabilities")
     file = out / "checkpoint" / "reference" / "pairs"
@@ -186,6 +175,27 @@ def train_on_pairs(
         fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe,
             observers=observers.in_order)  # fmt: skip
     return TrainedPolicy(observers, observers.history.rows, data_metrics)
+
+
+def training_pairs(tokenizer: Any, job: DirectJob, data: Path, folder: Path) -> PolicyPairs:
+    """Return the training pairs of `data`, and for KTO its single labels, as tokens, of which `folder` gets a file.
+
+    Raises:
+        UserError: no pair is left to train on, or none has the votes or margins that `policy` asks for.
+    """
+    rows: Sequence[CanonicalRow] = read_split(data / "pairs.train")[: job.policy.max_pairs]
+    for option, name in (("soft_labels", "soft_label"), ("margin", "margin")):
+        if getattr(job.policy, option) and all(row.get(name) is None for row in rows):
+            raise UserError(f"policy.{option}: no training pair has a {name}. Leave the option out.")
+    labelled = data / "single_labels.train"
+    singles = read_split(labelled) if job.policy.method == "kto" and has_split(labelled) else ()
+    pairs = PolicyPairs.encode(tokenizer, rows, job, folder, singles[: job.policy.max_pairs])
+    if pairs.alike == len(rows):
+        raise UserError(
+            f"policy.method={job.policy.method}: none of {len(rows)} training pairs is left, because the two responses "
+            f"of {pairs.alike} are the same up to generation.max_new_tokens. Raise it, or give more pairs."
+        )
+    return pairs
 
 
 def pair_counts(pairs: PolicyPairs, config: PolicyConfig) -> dict[str, float]:
