@@ -124,7 +124,7 @@ def test_a_round_that_breaks_the_tether_is_the_last(stages: Any, tmp_path: Path)
 def test_freeing_the_frozen_models_in_each_round_changes_no_byte(
     stages: Any, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Callable[[Path], Any]
 ) -> None:
-    monkeypatch.setattr(DirectJob, "unused", ())
+    monkeypatch.setattr(PolicyConfig, "unused", ())
     stages.run("direct", tmp_path, **OPTIONS)
     assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
 

@@ -17,7 +17,7 @@ from components.base.errors import CheckFailed, UserError
 from components.base.jsonl import read_rows
 from components.data.tables.published import read_split
 from components.direct import pair_training, stage
-from components.direct.config import DirectJob, PolicyConfig
+from components.direct.config import PolicyConfig
 from components.direct.pair_training import PairBatch
 from components.gates.judging import GatesConfig, judge
 from components.models.batching import encode_prompt, encode_response
@@ -308,7 +308,7 @@ def test_freeing_the_frozen_models_changes_no_byte(
     stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Callable[[Path], Any]
 ) -> None:
     stages.run("direct", tmp_path / "freed", evaluate_every=None)
-    monkeypatch.setattr(DirectJob, "unused", ())
+    monkeypatch.setattr(PolicyConfig, "unused", ())
     stages.run("direct", tmp_path / "kept", evaluate_every=None)
     assert digests(tmp_path / "freed" / "artifact") == digests(tmp_path / "kept" / "artifact")
 
