@@ -82,21 +82,3 @@ def test_a_cell_that_is_killed_goes_on_from_its_checkpoint(
     assert undisturbed.returncode == 0, undisturbed.stderr
     digests = [load_status(home, run).stage("ppo").digest for run in (list_runs(home)[0], cells)]
     assert digests[0] == digests[1]
-
-
-@pytest.mark.whole
-def test_cells_that_are_computed_at_once_are_found_by_the_sweep(
-    tether: Tether, whole: tuple[Home, list[Moment]], tmp_path: Path
-) -> None:
-    """The first cell, which the home has, comes first; the other two run at once, and no run is begun twice."""
-    home = whole[0].copy(tmp_path / "home").path
-    before, runs = records(home), len(list_runs(home))
-    done = tether("sweep", "tiny", "--over", "ppo.kl.coefficient=0.1,0.3,0.4", "--parallel", "2", "--json", home=home)
-    assert done.returncode == 0, done.stderr
-    assert records(home) - before == {"ppo": 2} and len(list_runs(home)) == runs + 3
-    outcome = json.loads(done.stdout)
-    cells = [cell for cells in outcome["groups"] for cell in cells["cells"]]
-    assert [cell["state"] for cell in cells] == ["cached", "passed", "passed"]
-    logs = sorted((home / "sweeps" / outcome["sweep"]).glob("*.log"))
-    assert {log.stem for log in logs} == {load_status(home, cell["run"]).tags["sweep.key"] for cell in cells[1:]}
-    assert all("ppo: computed in" in log.read_text() for log in logs)

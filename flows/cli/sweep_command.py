@@ -37,9 +37,6 @@ def sweep(
     sheet: Annotated[
         int | None, typer.Option(metavar="N", min=2, help="A blind sheet of N items over the policies and SFT.")
     ] = None,
-    parallel: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Runs computed at once, after those that others wait for.")
-    ] = 1,
     json_: Json = False,
 ) -> None:
     """Run every combination of options' values, and compare the outcomes.
@@ -61,7 +58,7 @@ def sweep(
         raise UserError("--kl is the band of --level-kl. Give both.")
     outcome = Sweep(profile, over, set_ or [], seeds, level_kl, _band(kl))
     with redirect_stdout(sys.stderr) if json_ else nullcontext():
-        page = write_page(run_sweep(tether_home(), outcome, minutes, sheet, parallel), outcome)
+        page = write_page(run_sweep(tether_home(), outcome, minutes, sheet), outcome)
     if json_:
         echo(json.dumps(as_json(outcome)))
     else:
@@ -69,6 +66,8 @@ def sweep(
         echo(f"page: {page}")
     if failed := [cell.run for group in outcome.groups for cell in group.cells if cell.state == "failed"]:
         raise TetherError(f"{', '.join(failed)}: a check stopped the run (see above). The same command tries it again.")
+    if sheet and len(outcome.models("sft")) > 1:  # not for an option, which is refused before, but for the machine
+        raise UserError("--sheet compares the policies with one SFT model, and these have several: no sheet was begun.")
 
 
 def _band(text: str | None) -> "Band | None":

@@ -123,7 +123,7 @@ def rerun(
         )
     if config is None:
         config = _changed(base, stage, overrides)
-    elif "ppo" in before:  # what its rollouts leave open is what the earlier run's were sampled with
+    if "ppo" in before:  # what its rollouts leave open is what the earlier run's were sampled with
         rollout = config.ppo.rollout.model_copy(update=keyed_values(base.config.ppo.rollout))
         config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"rollout": rollout})})
     check_kl_limits(config, f"run {base.run}", base.config)

@@ -6,14 +6,11 @@ have changed, and one that was stopped begins again under the same keys, so stor
 continues from its checkpoint.
 """
 
-import os
-import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from subprocess import STDOUT, Popen
 from textwrap import shorten
 from typing import NamedTuple
 
@@ -32,7 +29,6 @@ from tasks.runs.config import run_values
 from tasks.runs.run_label import LONGEST_NAME, Label
 from tasks.runs.status import RunStatus, load_readable, load_status
 
-POLL_SECONDS = 0.2
 ENDED = ("passed", "cached", "waived", "skipped", "gate_failed")
 """States of a run that is not computed again. A failed gate is an outcome; what failed otherwise is tried again."""
 
@@ -42,8 +38,6 @@ class SubRun(NamedTuple):
 
     name: str
     config: RunConfig
-    options: Sequence[str]
-    """Those of its config that its profile lacks, as `--set` takes them."""
     until: str = "ppo"
 
     @property
@@ -94,59 +88,23 @@ class Study:
         if ended is not None or time.monotonic() >= self.deadline:
             launch.ctx.discard()
             return ended
-        return self.compute(launch)
+        say(self.console, f"{self.kind} {self.name}: {sub_run.name}")
+        try:
+            compute(launch, self.server)
+        except (GateFailed, CheckFailed) as error:
+            say(self.console, f"{sub_run.name}: {error}")
+        return load_status(self.home, launch.ctx.run)
 
     def begin(self, sub_run: SubRun) -> tuple[Launch, RunStatus | None]:
         """Begin the run of `sub_run`, not yet computed, and return it with the one that has ended with what its inputs
         and code give today, None without one. Raises UserError as `new_run`."""
         request = Request(until=sub_run.until, label=self.label(sub_run.name, sub_run.key))
         launch = new_run(self.home, self.profile, sub_run.config, request)
-        return launch, next((run for run in self.runs(sub_run.key) if is_current(run, launch)), None)
-
-    def run_ahead(self, sub_runs: Iterable[SubRun], parallel: int) -> None:
-        """Compute runs that `run` then finds, at most `parallel` at once, within the budget. What fails is for `run` to
-        try again, and to report.
-
-        Each is a `tether run` in a process and a session of its own, so that Ctrl-C stops this process, which stops
-        them at their next step. Its output is a file in the study's folder.
-        """
-        processes: list[Popen[bytes]] = []
-        self.server.close()  # each has its own
         try:
-            for sub_run in sub_runs:
-                launch, ended = self.begin(sub_run)
-                launch.ctx.discard()
-                while sum(process.poll() is None for process in processes) >= parallel:
-                    time.sleep(POLL_SECONDS)
-                if ended is not None or time.monotonic() >= self.deadline:
-                    continue
-                label, log = self.label(sub_run.name, sub_run.key), self.folder / f"{sub_run.key}.log"
-                say(self.console, f"{self.kind} {self.name}: {sub_run.name}; its output is in {log}")
-                with log.open("wb") as file:
-                    processes.append(Popen(
-                        [sys.executable, "-m", "flows.cli", "run", self.profile, f"--until={sub_run.until}",
-                         f"--name={label.name}", *(f"--tag={tag}" for tag in label.written),
-                         *(f"--set={option}" for option in sub_run.options)],
-                        env={**os.environ, "TETHER_HOME": str(self.home.absolute())}, stdout=file, stderr=STDOUT,
-                        start_new_session=True,
-                    ))  # fmt: skip
-            for process in processes:
-                process.wait()
-        finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.wait()
-
-    def compute(self, launch: Launch) -> RunStatus:
-        """Compute a run that has begun, and return its status, also if a gate or check has failed."""
-        name = launch.ctx.status.document.name
-        say(self.console, f"{self.kind} {self.name}: {name}")
-        try:
-            compute(launch, self.server)
-        except (GateFailed, CheckFailed) as error:
-            say(self.console, f"{name}: {error}")
-        return load_status(self.home, launch.ctx.run)
+            return launch, next((run for run in self.runs(sub_run.key) if is_current(run, launch)), None)
+        except BaseException:
+            launch.ctx.discard()
+            raise
 
     def label(self, name: str, key: str) -> Label:
         """Return the label of the run with this key."""
@@ -156,7 +114,11 @@ class Study:
 def is_current(ended: RunStatus, launch: Launch) -> bool:
     """Return whether a run that has ended has the gates of `launch`, and results of the keys that `launch` gives them:
     of the files and the code as they are now."""
-    if run_values(launch.ctx.home, ended.run).get("gates") != to_values(launch.config)["gates"]:
+    try:
+        gates = run_values(launch.ctx.home, ended.run).get("gates")
+    except UserError:  # a damaged file
+        return False
+    if gates != to_values(launch.config)["gates"]:
         return False
     # A stage that every new run recomputes (a reward without a version) keeps its key.
     ctx = replace(launch.ctx, reuse=Reuse(pinned=launch.ctx.reuse.pinned))

@@ -8,12 +8,13 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from statistics import median
 
-from components.base.errors import UserError
+from components.base.errors import GateFailed, UserError
 from components.base.hashing import canonical_json, digest_json
 from components.base.nested import flatten
 from components.gates.methods import DIRECT_METHODS, is_used
@@ -23,6 +24,7 @@ from flows.config.profiles import parse_override, profile_name
 from flows.config.run_config import RunConfig, load_config, to_values
 from flows.launch.label_runs import compare
 from flows.launch.request import Request
+from flows.launch.run_computing import compute
 from flows.reports.run_facts import Document, StageFacts, on_the_sheet
 from flows.studies.level_kl import Band, Strength, Trial, best, calibration_kl, next_strength, sentence, strength_of
 from flows.studies.sub_runs import ENDED, Study, SubRun
@@ -135,19 +137,16 @@ class Sweep:
         name = ", ".join(options)
         try:
             common = (text for text in self.options if self._is_for(options, text))
-            texts = [*common, *options, "promote=false"]
-            overrides = [parse_override(text) for text in texts]
+            overrides = [parse_override(text) for text in (*common, *options, "promote=false")]
             config = load_config(self.profile, overrides)
         except UserError as error:
             raise UserError(f"--over {name}: {error}") from error
         if all(override.path != ("policy_seed",) for override in overrides):
             # With the profile's seed the policy is that of a plain run.
-            policy_seed = None if seed == config.seed else seed
-            config = config.model_copy(update={"policy_seed": policy_seed})
-            texts.append(f"policy_seed={json.dumps(policy_seed)}")
+            config = config.model_copy(update={"policy_seed": None if seed == config.seed else seed})
         elif self.seeds > 1:
             raise UserError("--seeds chooses policy_seed, which is set too. Leave one of them out.")
-        return SubRun(f"{name}, seed {seed}", config, texts)
+        return SubRun(f"{name}, seed {seed}", config)
 
     def _is_for(self, options: Sequence[str], text: str) -> bool:
         """Return whether one of `--set` is for the cells with these options: their method uses it, or none does."""
@@ -173,9 +172,7 @@ class Sweep:
         return strength, float(f"{at:.3g}"), band
 
 
-def run_sweep(
-    home: Path, sweep: Sweep, minutes: float | None = None, sheet: int | None = None, parallel: int = 1
-) -> Path:
+def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int | None = None) -> Path:
     """Compute a sweep, or what is missing of it, fill in its outcome, and return its folder.
 
     All configs are checked before the first run. Seeds are the outer loop, so that a budget that ends early leaves
@@ -184,8 +181,6 @@ def run_sweep(
     Args:
         minutes: no run begins later than this.
         sheet: number of items of a blind sheet that compares the policies.
-        parallel: number of runs that are computed at once, after the searches or, without, the first run, which
-            computes the stages that all share.
 
     Raises:
         UserError: an option is wrong, two cells are the same, a sheet is asked for where SFT's models differ, or
@@ -197,12 +192,7 @@ def run_sweep(
     study = Study(home, "sweep", sweep.name, sweep.profile, deadline)
     _check(study, sweep, bool(sheet))
     with study.lock(), study.server:
-        order = [*product(range(sweep.seeds), sweep.groups)]
-        alone = len(sweep.groups) if sweep.level else 1
-        for place, (seed, cells) in enumerate(order):
-            if place == alone and parallel > 1:
-                rest = [(group, seed) for seed, group in order[alone:] if group.trials or not sweep.level]
-                study.run_ahead([sweep.sub_run(group.options, seed) for group, seed in rest], parallel)
+        for seed, cells in product(range(sweep.seeds), sweep.groups):
             if sweep.level and seed == 0:
                 _search(study, sweep, cells)
             elif (cells.trials or not sweep.level) and (status := study.run(sweep.sub_run(cells.options, seed))):
@@ -261,6 +251,8 @@ def _check(study: Study, sweep: Sweep, sheet: bool) -> None:
 
 def _changes_sft(one: RunConfig, other: RunConfig) -> str | None:
     """Return an option that differs and that SFT's model depends on; None if there is none."""
+    if one.sft.keep is not None and one.sft.keep == other.sft.keep:
+        return None
     changed = {"seed": "sft"} if one.seed != other.seed else changed_before("reward", one, other)
     return next((option for option, stage in changed.items() if stage != "validate.judge"), None)
 
@@ -307,7 +299,10 @@ def _sheet(study: Study, runs: Sequence[str], items: int) -> RunStatus:
         return sheet
     request = Request(label=study.label(f"sheet of sweep {study.name}", key))
     models, overrides = [f"{runs[0]}:sft", *runs], [parse_override(f"human_eval.items={items}")]
-    return study.compute(compare(study.home, models, runs[0], overrides, request))
+    launch = compare(study.home, models, runs[0], overrides, request)
+    with suppress(GateFailed):  # a gate on the raters
+        compute(launch, study.server)
+    return load_status(study.home, launch.ctx.run)
 
 
 def _samples(home: Path, sweep: Sweep, sheets: Sequence[RunStatus]) -> list[Document]:

@@ -10,7 +10,7 @@ from data_contracts.expectations.suites import great_expectations
 from tasks.execution import plots
 from tasks.execution.context import RunContext
 from tasks.execution.runner import run_stage
-from tasks.prefect_flow.server import NoServer, is_own, own_server
+from tasks.prefect_flow.server import NoServer, is_own, no_answer, own_server
 from tasks.result import StageResult, StageRunner
 from tasks.stages import STAGES
 
@@ -28,6 +28,8 @@ def run_as_flow(
     imports: Thread | None = None
     with ExitStack() as stack:
         if is_own(url := os.environ.get("PREFECT_API_URL", "")) or not url:
+            if server is not None and url and no_answer(f"{url}/health"):
+                server.close()  # it has died: this run starts another
             imports = Thread(target=_load_ahead, args=(ctx,), daemon=True)
             imports.start()  # the server takes about 10 s to start; the imports use that time
             try:

@@ -118,6 +118,8 @@ def test_a_deployments_rerun_after_ppo_keeps_the_engine_that_the_run_found(
         again = rerun(tmp_path, "human_eval", config=auto)
         assert again.ctx.status.document.origin["from"] == run and again.config.ppo.rollout.engine == "local"
         assert stored_stages(again)[-1] == "ppo"
+    left_open = rerun(tmp_path, "human_eval", overrides=settings("ppo.rollout.engine=auto"))
+    assert left_open.config.ppo.rollout.engine == "local", "and so does one that leaves it open by --set"
     with pytest.raises(UserError, match=r"ppo\.rollout"):
         rerun(tmp_path, "human_eval", config=load_config("tiny", settings("ppo.rollout.engine=vllm")))
 

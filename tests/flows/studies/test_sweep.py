@@ -17,7 +17,6 @@ from components.base.settings import Settings, keyed_values
 from components.gates.judging import GatesConfig
 from components.keys import fingerprint
 from components.store.leases import leased
-from flows.config.profiles import parse_override
 from flows.config.run_config import load_config, to_values
 from flows.data import run_plugins
 from flows.launch.begin import Launch
@@ -128,6 +127,15 @@ def test_a_mistake_in_any_cell_is_found_before_anything_runs(
     assert names == [] and list_runs(tmp_path) == []
 
 
+def test_a_cell_whose_config_is_damaged_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It blocked its sweep, and each try left a run that had begun."""
+    names = played(monkeypatch, lambda launch: {})
+    [group] = swept(tmp_path, "ppo.epochs=1").groups
+    (tmp_path / "runs" / group.cells[0].run / "config.yaml").write_text("ppo: [")
+    swept(tmp_path, "ppo.epochs=1")
+    assert len(names) == 2 == len(list_runs(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -202,76 +210,6 @@ def test_no_option_makes_one_run_count_as_two_seeds(tmp_path: Path) -> None:
             swept(tmp_path, *over, options=options, seeds=2)
         texts = next(combinations(over))
         assert Sweep("tiny", over, options).sub_run(texts).config.policy_seed == 5, "of one seed it may be set"
-
-
-@pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The processes that a sweep starts; each ends when it is asked for the third time, without a result."""
-    started: list[Any] = []
-
-    class Process:
-        def __init__(self, command: list[str], env: dict[str, str], **_: object) -> None:
-            self.command, self.env, self.asked, self.terminated = command, env, 0, False
-            self.at_once = 1 + sum(process.asked < 3 for process in started)
-            started.append(self)
-
-        def poll(self) -> int | None:
-            self.asked += 1
-            return 0 if self.asked >= 3 else None
-
-        def wait(self) -> None:
-            self.asked = 3
-
-        def terminate(self) -> None:
-            self.terminated = self.asked < 3
-
-    monkeypatch.setattr(sub_runs, "Popen", Process)
-    monkeypatch.setattr(sub_runs, "POLL_SECONDS", 0.0)
-    return started
-
-
-def test_what_no_cell_waits_for_is_computed_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: list[Any]
-) -> None:
-    """The first cell comes first; each process has the words of `tether run` that give the config of its cell."""
-    names = played(monkeypatch, lambda launch: {})
-    sweep = Sweep("tiny", ["ppo.epochs=1,2"], ["ppo.updates=4"], seeds=3)
-    run_sweep(tmp_path, sweep, parallel=2)
-    assert [process.at_once for process in processes] == [1, 2, 2, 2, 2]
-    words = processes[-1].command[3:]
-    assert words[:3] == ["run", "tiny", "--until=ppo"] and processes[-1].env["TETHER_HOME"] == str(tmp_path)
-    sets = [parse_override(word.removeprefix("--set=")) for word in words if word.startswith("--set=")]
-    sub_run = sweep.sub_run(["ppo.epochs=2"], 2)
-    assert load_config("tiny", sets) == sub_run.config and f"--tag=sweep.key={sub_run.key}" in words
-    assert len(names) == 6, "a process that ended without a result is tried again"
-    run_sweep(tmp_path, sweep, parallel=2)
-    assert len(processes) == 5 and not any(process.terminated for process in processes)
-
-
-def test_the_searches_come_before_what_is_computed_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: list[Any]
-) -> None:
-    played(monkeypatch, lambda launch: {"policy/kl": 2.5})
-    run_sweep(tmp_path, Sweep("tiny", ["ppo.epochs=1,2"], seeds=2, level=True, band=(2.9, 3.1)), parallel=4)
-    names = [word for process in processes for word in process.command if word.startswith("--name=")]
-    assert names == [f"--name=ppo.epochs={n}, ppo.kl.coefficient=0.1, seed 1" for n in (1, 2)]
-
-
-def test_processes_are_stopped_with_the_sweep_and_none_begins_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: list[Any]
-) -> None:
-    played(monkeypatch, lambda launch: {})
-    swept(tmp_path, "ppo.epochs=1,2,3,4")
-    run_sweep(tmp_path, Sweep("tiny", ["ppo.epochs=1,2,3,4"], seeds=2), minutes=0, parallel=2)
-    assert processes == []
-
-    def interrupted(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sub_runs.time, "sleep", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_sweep(tmp_path, Sweep("tiny", ["ppo.epochs=1,2,3,4"], seeds=2), parallel=2)
-    assert [process.terminated for process in processes] == [True, True]
 
 
 def test_a_killed_sweep_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

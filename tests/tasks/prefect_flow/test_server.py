@@ -6,14 +6,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from subprocess import PIPE
 
 import psutil
 import pytest
 
+from components.gates.judging import GatesConfig
+from tasks.execution.context import Reporting, RunContext
 from tasks.prefect_flow.server import NoServer, is_answering, no_answer, own_server
+from tasks.prefect_flow.start_flow import run_as_flow
 from tests.waiting import until
 
 pytest.importorskip("prefect")
@@ -40,6 +43,19 @@ def test_it_answers_in_a_session_of_its_own_and_is_gone_afterwards() -> None:
         assert os.getsid(server.pid) == server.pid != os.getsid(0)
     assert no_answer(f"{url}/health") and "PREFECT_API_URL" not in os.environ
     assert not server.is_running()
+
+
+@pytest.mark.whole
+def test_runs_that_share_a_server_start_another_when_it_has_died(home: Path) -> None:
+    """A sweep ended with the first cell after its server's death."""
+    with ExitStack() as server:
+        for _ in range(2):
+            ctx = RunContext.start(home, "tiny", GatesConfig(), reporting=Reporting(track=False))
+            with ctx:
+                assert run_as_flow(ctx, lambda runner: None, server) is None
+            [process] = servers(psutil.Process())
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.whole
