@@ -16,7 +16,7 @@ def _probe(name: str, addition: str, pairs: str) -> Gate:
     """Return the gate on the rise in score by an addition to a text; `pairs` says which pairs teach against it."""
     return Gate(
         f"reward.probe_{name}_high", "<=", f"rise in score by {addition}, SFT deviations, upper end",
-        cause=f"The reward model pays for {addition}. PPO finds such a reward and writes it everywhere.",
+        cause=f"The reward model pays for {addition}. A policy finds such a reward and writes it everywhere.",
         remedy=(
             f"Add pairs in which {pairs} to `data.preferences`, or train several models with `reward.members` and "
             "reward their lowest score with `ppo.score.ensemble=minimum`."
@@ -59,7 +59,7 @@ REWARD_GATES = (
     ),
     Gate(
         "reward.length_gain_low", ">", "accuracy above a length-only rule, lower end",
-        cause="The reward model is no better than a rule that only compares lengths. PPO would learn to change length.",
+        cause="The reward model is no better than a rule that only compares lengths. A policy would learn to change length.",
         remedy="Add pairs whose longer response loses to `data.preferences`, or raise `reward.epochs` if accuracy is "
         "low too.",
         changes=MORE_EPOCHS, command="tether data check FILE --out findings",
@@ -179,7 +179,7 @@ REWARD_GATES = (
     ),
     Gate(
         "reward.length_partial_correlation_high", "<=", "correlation of score and length given the label, upper end",
-        cause="Among responses with the same label the longer ones score higher. PPO would learn to write more.",
+        cause="Among responses with the same label the longer ones score higher. A policy would learn to write more.",
         remedy="Add pairs whose longer response loses to `data.preferences`, or take the length out of PPO's reward "
         "with `ppo.score.length_penalty`.",
         changes=(OptionChange("ppo.score.length_penalty", times(2), if_zero=0.01),),
