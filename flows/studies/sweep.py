@@ -284,7 +284,7 @@ def _search(study: Study, sweep: Sweep, cells: CellGroup) -> None:
             end = "the budget ended it"
             continue
         runs[value], policy = status, StageFacts.of(study.home, status.run, status.stage("ppo"))
-        if (kl := calibration_kl(policy, sub_run.config.ppo.kl.measure)) is None:
+        if (kl := calibration_kl(policy, sub_run.config.ppo.kl)) is None:
             end = f"it ended there, because {option} has no KL on calibration prompts"
             continue
         cells.trials.append(Trial(value, kl, status.run, policy.record.seconds if policy.record else 0.0))
