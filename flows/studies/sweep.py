@@ -111,6 +111,8 @@ class Sweep:
     """Whether each group's strength is searched."""
     band: Band | None = None
     """The KL that the search aims at; None is the target ± 20 %, within which the adaptive β hardly changes."""
+    kl: list[str] = field(default_factory=lambda: ["policy/kl"])
+    """Those of `MEASURES` that are KL in the cells' `ppo.kl.unit`."""
     groups: list[CellGroup] = field(default_factory=list)
     samples: list[Document] = field(default_factory=list)
     """By prompt: `prompt`, and `responses` of SFT, if all groups have the same, and of each group's first seed, by
@@ -196,6 +198,7 @@ def run_sweep(
     deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
     study = Study(home, "sweep", sweep.name, sweep.profile, deadline)
     _check(study, sweep, bool(sheet))
+    sweep.kl = sorted({f"policy/{sweep.sub_run(cells.options).config.ppo.kl.measure}" for cells in sweep.groups})
     with study.lock(), study.server:
         order = [*product(range(sweep.seeds), sweep.groups)]
         alone = len(sweep.groups) if sweep.level else 1
@@ -257,7 +260,6 @@ def _check(study: Study, sweep: Sweep, sheet: bool) -> None:
                     "Leave one of them out."
                 )
         first[cells.name] = sub_run
-
 
 def _changes_sft(one: RunConfig, other: RunConfig) -> str | None:
     """Return an option that differs and that SFT's model depends on; None if there is none."""
