@@ -67,6 +67,8 @@ def sweep(
     else:
         print_sweep(Console(), outcome)
         echo(f"page: {page}")
+    if refused := [group.refused for group in outcome.groups if group.refused]:
+        raise UserError(" ".join(refused))
     if failed := [cell.run for group in outcome.groups for cell in group.cells if cell.state == "failed"]:
         raise TetherError(f"{', '.join(failed)}: a check stopped the run (see above). The same command tries it again.")
 

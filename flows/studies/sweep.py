@@ -83,6 +83,8 @@ class CellGroup:
     trials: list[Trial] = field(default_factory=list)
     search: str = ""
     """How the search for the strength ended; empty without one."""
+    refused: str = ""
+    """The UserError that ended it before it had a run."""
 
     @property
     def name(self) -> str:
@@ -278,8 +280,9 @@ def _search(study: Study, sweep: Sweep, cells: CellGroup) -> None:
             sub_run = sweep.sub_run([*cells.options, option])
             status = study.run(sub_run)
         except UserError as error:
-            if not runs:
+            if not runs and len(sweep.groups) == 1:
                 raise
+            cells.refused = "" if runs else f"{cells.name}: {error}"
             end = f"it ended there, because {error}"
             continue
         if status is None:
@@ -296,7 +299,7 @@ def _search(study: Study, sweep: Sweep, cells: CellGroup) -> None:
         cells.options = [*cells.options, f"{strength.option}={chosen:g}"]
         cells.search = "; ".join(filter(None, (sentence(cells.trials, band, strength.option), end)))
         say(study.console, f"{cells.name}: {cells.search}")
-    elif runs:
+    elif runs or cells.refused:
         cells.search = f"no search, {end.removeprefix('it ended there, ')}; other seeds are not computed"
     if runs:
         cells.cells.append(Cell.of(study.home, 0, runs[chosen]))

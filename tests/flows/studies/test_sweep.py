@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from inspect import unwrap
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from components.base.settings import Settings, keyed_values
 from components.gates.judging import GatesConfig
 from components.keys import fingerprint
 from components.store.leases import leased
+from flows.cli.sweep_command import sweep as sweep_of
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config, to_values
 from flows.data import run_plugins
@@ -410,6 +412,34 @@ def test_a_search_ends_where_an_option_is_refused(tmp_path: Path, monkeypatch: p
     sweep = swept(tmp_path, "ppo.epochs=1", level=True, band=(2.9, 3.1), options=options)
     assert [trial.strength for trial in sweep.groups[0].trials] == [3.0]
     assert "outside the band" in sweep.groups[0].search and "it ended there, because" in sweep.groups[0].search
+
+
+def test_a_group_that_is_refused_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuses(launch: Launch) -> dict[str, float]:
+        if launch.config.ppo.epochs == 1:
+            raise UserError("there is no estimate")
+        return {"policy/kl": 2.5}
+
+    def refused_all(launch: Launch) -> dict[str, float]:
+        raise UserError("there is no estimate")
+
+    played(monkeypatch, refuses)
+    sweep = swept(tmp_path, "ppo.epochs=1,2", level=True, band=(2.9, 3.1), seeds=2)
+    assert [len(cells.cells) for cells in sweep.groups] == [0, 2]
+    assert notes(sweep)[0] == "ppo.epochs=1: no search, because there is no estimate; other seeds are not computed."
+    assert not any("missing" in note for note in notes(sweep))
+    monkeypatch.setenv("TETHER_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"^ppo\.epochs=1: there is no estimate$"):
+        unwrap(sweep_of)("tiny", ["ppo.epochs=1,2"], level_kl=True, kl="2.9,3.1", seeds=2)
+    assert "page: " in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"^there is no estimate$"):
+        swept(tmp_path, "ppo.epochs=1", level=True)
+    played(monkeypatch, refused_all)
+    nothing = swept(tmp_path / "other", "ppo.epochs=1,2", level=True)
+    assert [bool(cells.refused) for cells in nothing.groups] == [True, True]
+    assert "no search, because" in write_page(tmp_path, nothing).read_text() and narrow(nothing).count("no search") == 2
 
 
 def test_a_trial_without_kl_ends_the_search_with_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
