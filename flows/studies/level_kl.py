@@ -94,11 +94,9 @@ def sentence(trials: Sequence[Trial], band: Band, option: str) -> str:
 
 
 def calibration_kl(policy: StageFacts, kl: KLConfig) -> float | None:
-    """Return the KL to steer by, in `kl.unit`, on prompts of the calibration split; None if training evaluated none.
-
-    It is the published policy's. If the last policy left `kl.band`, it is that one's, because the early policy that is
-    then published has a KL that does not depend on the strength.
-    """
+    """Return the published policy's KL, in `kl.unit`, on prompts of the calibration split; None if training evaluated
+    none. If the last policy left `kl.band`, return that one's, because the KL of the early policy that is then
+    published does not depend on the strength."""
     about = policy.document("metadata.json") or {}
     rows = {row["update"]: row for row in about.get("evaluations", ())}
     last = rows[max(rows)] if rows else {}

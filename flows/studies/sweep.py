@@ -82,9 +82,7 @@ class CellGroup:
     cells: list[Cell] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     search: str = ""
-    """How the search for the strength ended; empty without one."""
-    refused: str = ""
-    """The UserError that ended it before it had a run."""
+    """How the search for the strength ended, or why the group has no run; empty without one."""
 
     @property
     def name(self) -> str:
@@ -282,7 +280,7 @@ def _search(study: Study, sweep: Sweep, cells: CellGroup) -> None:
         except UserError as error:
             if not runs and len(sweep.groups) == 1:
                 raise
-            cells.refused = "" if runs else f"{cells.name}: {error}"
+            cells.search = f"no search, because {error}"
             end = f"it ended there, because {error}"
             continue
         if status is None:
@@ -299,7 +297,7 @@ def _search(study: Study, sweep: Sweep, cells: CellGroup) -> None:
         cells.options = [*cells.options, f"{strength.option}={chosen:g}"]
         cells.search = "; ".join(filter(None, (sentence(cells.trials, band, strength.option), end)))
         say(study.console, f"{cells.name}: {cells.search}")
-    elif runs or cells.refused:
+    elif runs:
         cells.search = f"no search, {end.removeprefix('it ended there, ')}; other seeds are not computed"
     if runs:
         cells.cells.append(Cell.of(study.home, 0, runs[chosen]))

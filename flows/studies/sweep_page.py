@@ -24,11 +24,9 @@ COLOURS, MARKERS = (BLUE, RED, ORANGE, PURPLE, GREY), "osD^v"
 def as_json(sweep: Sweep) -> dict[str, object]:
     """Return what `tether sweep --json` prints."""
     groups = [
-        asdict(group)
-        | {"name": group.name, "over_seeds": group.over_seeds, "failures": failures(group)}
-        | {"trials": [trial._asdict() for trial in group.trials]}
-        for group in sweep.groups
-    ]
+        asdict(group) | {"name": group.name, "over_seeds": group.over_seeds, "failures": failures(group)}
+        | {"trials": [trial._asdict() for trial in group.trials]} for group in sweep.groups
+    ]  # fmt: skip
     return {"sweep": sweep.name, **asdict(sweep), "groups": groups, "notes": notes(sweep)}
 
 
@@ -93,7 +91,7 @@ def notes(sweep: Sweep) -> list[str]:
     distribution (David and Nagaraja 2003, Order Statistics, section 7.1).
     """
     groups = sweep.groups
-    sentences = [f"{group.name}: {group.search}." for group in groups if group.search]
+    sentences = [f"{group.name}: {group.search.rstrip('.')}." for group in groups if group.search]
     if len(sweep.models("sft")) > 1:
         sentences.append("The SFT models differ: KL and gains are relative to each cell's own, and no responses of SFT "
                          "are shown.")  # fmt: skip

@@ -419,26 +419,26 @@ def test_a_group_that_is_refused_leaves_the_others(
 ) -> None:
     def refuses(launch: Launch) -> dict[str, float]:
         if launch.config.ppo.epochs == 1:
-            raise UserError("there is no estimate")
+            raise UserError("there is no estimate.")
         return {"policy/kl": 2.5}
 
     def refused_all(launch: Launch) -> dict[str, float]:
-        raise UserError("there is no estimate")
+        raise UserError("there is no estimate.")
 
     played(monkeypatch, refuses)
     sweep = swept(tmp_path, "ppo.epochs=1,2", level=True, band=(2.9, 3.1), seeds=2)
     assert [len(cells.cells) for cells in sweep.groups] == [0, 2]
-    assert notes(sweep)[0] == "ppo.epochs=1: no search, because there is no estimate; other seeds are not computed."
+    assert notes(sweep)[0] == "ppo.epochs=1: no search, because there is no estimate."
     assert not any("missing" in note for note in notes(sweep))
     monkeypatch.setenv("TETHER_HOME", str(tmp_path))
-    with pytest.raises(UserError, match=r"^ppo\.epochs=1: there is no estimate$"):
+    with pytest.raises(UserError, match=r"^ppo\.epochs=1: no search, because there is no estimate\.$"):
         unwrap(sweep_of)("tiny", ["ppo.epochs=1,2"], level_kl=True, kl="2.9,3.1", seeds=2)
     assert "page: " in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"^there is no estimate$"):
+    with pytest.raises(UserError, match=r"^there is no estimate\.$"):
         swept(tmp_path, "ppo.epochs=1", level=True)
     played(monkeypatch, refused_all)
     nothing = swept(tmp_path / "other", "ppo.epochs=1,2", level=True)
-    assert [bool(cells.refused) for cells in nothing.groups] == [True, True]
+    assert [cells.search for cells in nothing.groups] == 2 * ["no search, because there is no estimate."]
     assert "no search, because" in write_page(tmp_path, nothing).read_text() and narrow(nothing).count("no search") == 2
 
 
