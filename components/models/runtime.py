@@ -239,8 +239,8 @@ def cpu_instruction_set() -> str:
 
 
 def peak_memory_gb(device: str) -> float:
-    """Return this process's peak memory in GB: on CUDA what torch allocated there since `activate`, on a CPU the
-    resident memory."""
+    """Return this process's peak memory in GB since the stage began: on CUDA what torch allocated there, on a CPU the
+    resident memory, with what libraries keep of earlier stages."""
     if device == "cuda":
         import torch
 

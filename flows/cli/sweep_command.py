@@ -64,6 +64,8 @@ def sweep(
     else:
         print_sweep(Console(), outcome)
         echo(f"page: {page}")
+    if refused := [f"{group.name}: {group.search}" for group in outcome.groups if group.search and not group.cells]:
+        raise UserError(" ".join(refused))
     if failed := [cell.run for group in outcome.groups for cell in group.cells if cell.state == "failed"]:
         raise TetherError(f"{', '.join(failed)}: a check stopped the run (see above). The same command tries it again.")
     if sheet and len(outcome.models("sft")) > 1:  # not for an option, which is refused before, but for the machine

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from components.gates.methods import ON_PAIRS
+from components.ppo.config import KLConfig
 from flows.config.run_config import RunConfig
 from flows.reports.run_facts import StageFacts
 
@@ -92,13 +93,15 @@ def sentence(trials: Sequence[Trial], band: Band, option: str) -> str:
     )
 
 
-def calibration_kl(policy: StageFacts, measure: str) -> float | None:
-    """Return the published policy's KL on prompts of the calibration split, which training evaluated; None if it did
-    not. `measure` is `kl` (nats a response) or `kl_per_token`."""
+def calibration_kl(policy: StageFacts, kl: KLConfig) -> float | None:
+    """Return the published policy's KL, in `kl.unit`, on prompts of the calibration split; None if training evaluated
+    none. If the last policy left `kl.band`, return that one's, because the KL of the early policy that is then
+    published does not depend on the strength."""
     about = policy.document("metadata.json") or {}
     rows = {row["update"]: row for row in about.get("evaluations", ())}
-    row = rows.get(about.get("published_update")) or (rows[max(rows)] if rows else {})
-    return row.get(measure)
+    last = rows[max(rows)] if rows else {}
+    outside = kl.band is not None and last.get(f"{kl.measure}_high", 0.0) > kl.band
+    return (last if outside else rows.get(about.get("published_update"), last)).get(kl.measure)
 
 
 def _middle(band: Band) -> float:

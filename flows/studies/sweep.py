@@ -84,7 +84,7 @@ class CellGroup:
     cells: list[Cell] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     search: str = ""
-    """How the search for the strength ended; empty without one."""
+    """How the search for the strength ended, or why the group has no run; empty without one."""
 
     @property
     def name(self) -> str:
@@ -113,6 +113,8 @@ class Sweep:
     """Whether each group's strength is searched."""
     band: Band | None = None
     """The KL that the search aims at; None is the target ± 20 %, within which the adaptive β hardly changes."""
+    kl: list[str] = field(default_factory=lambda: ["policy/kl"])
+    """Those of `MEASURES` that are KL in the cells' `ppo.kl.unit`."""
     groups: list[CellGroup] = field(default_factory=list)
     samples: list[Document] = field(default_factory=list)
     """By prompt: `prompt`, and `responses` of SFT, if all groups have the same, and of each group's first seed, by
@@ -191,6 +193,7 @@ def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int
     deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
     study = Study(home, "sweep", sweep.name, sweep.profile, deadline)
     _check(study, sweep, bool(sheet))
+    sweep.kl = sorted({f"policy/{sweep.sub_run(cells.options).config.ppo.kl.measure}" for cells in sweep.groups})
     with study.lock(), study.server:
         for seed, cells in product(range(sweep.seeds), sweep.groups):
             if sweep.level and seed == 0:
@@ -248,7 +251,6 @@ def _check(study: Study, sweep: Sweep, sheet: bool) -> None:
                 )
         first[cells.name] = sub_run
 
-
 def _changes_sft(one: RunConfig, other: RunConfig) -> str | None:
     """Return an option that differs and that SFT's model depends on; None if there is none."""
     if one.sft.keep is not None and one.sft.keep == other.sft.keep:
@@ -268,15 +270,16 @@ def _search(study: Study, sweep: Sweep, cells: CellGroup) -> None:
             sub_run = sweep.sub_run([*cells.options, option])
             status = study.run(sub_run)
         except UserError as error:
-            if not runs:
+            if not runs and len(sweep.groups) == 1:
                 raise
+            cells.search = f"no search, because {error}"
             end = f"it ended there, because {error}"
             continue
         if status is None:
             end = "the budget ended it"
             continue
         runs[value], policy = status, StageFacts.of(study.home, status.run, status.stage("ppo"))
-        if (kl := calibration_kl(policy, sub_run.config.ppo.kl.measure)) is None:
+        if (kl := calibration_kl(policy, sub_run.config.ppo.kl)) is None:
             end = f"it ended there, because {option} has no KL on calibration prompts"
             continue
         cells.trials.append(Trial(value, kl, status.run, policy.record.seconds if policy.record else 0.0))

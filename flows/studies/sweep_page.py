@@ -25,8 +25,8 @@ def as_json(sweep: Sweep) -> dict[str, object]:
     """Return what `tether sweep --json` prints."""
     groups = [
         asdict(group) | {"name": group.name, "over_seeds": group.over_seeds, "failures": failures(group)}
-        for group in sweep.groups
-    ]
+        | {"trials": [trial._asdict() for trial in group.trials]} for group in sweep.groups
+    ]  # fmt: skip
     return {"sweep": sweep.name, **asdict(sweep), "groups": groups, "notes": notes(sweep)}
 
 
@@ -34,8 +34,8 @@ def write_page(folder: Path, sweep: Sweep) -> Path:
     """Write `sweep.json` and `sweep.html` into the sweep's folder, and return the page's path."""
     chart = draw(sweep)
     text = template("sweep.html").render(
-        sweep=sweep, measures=measures_of(sweep), notes=notes(sweep), ranged=ranged, failures=failures,
-        chart=chart and f"data:image/svg+xml;base64,{base64.b64encode(chart).decode()}",
+        sweep=sweep, groups=computed(sweep), measures=measures_of(sweep), notes=notes(sweep), ranged=ranged,
+        failures=failures, chart=chart and f"data:image/svg+xml;base64,{base64.b64encode(chart).decode()}",
         written_by=code_version(), **styled(),
     )  # fmt: skip
     write_whole(folder / "sweep.json", json.dumps(as_json(sweep), indent=1))
@@ -43,23 +43,30 @@ def write_page(folder: Path, sweep: Sweep) -> Path:
     return folder / "sweep.html"
 
 
+def computed(sweep: Sweep) -> list[CellGroup]:
+    """Return the groups that have a cell."""
+    return [group for group in sweep.groups if group.cells]
+
+
 def measures_of(sweep: Sweep) -> dict[str, str]:
-    """Return those of `MEASURES` that some cell has."""
+    """Return those of `MEASURES` that some cell has, and of the two of KL the one in `ppo.kl.unit`."""
     present = {name for group in sweep.groups for name in group.over_seeds}
+    present -= {"policy/kl", "policy/kl_per_token"} - {*sweep.kl}
     return {name: words for name, words in MEASURES.items() if name in present}
 
 
 def print_sweep(console: Console, sweep: Sweep) -> None:
     """Print a column for each group: the medians over its seeds, with the lowest and the highest."""
     table = Table("", box=None, pad_edge=False)
-    for group in sweep.groups:
+    groups = computed(sweep)
+    for group in groups:
         table.add_column(cell(group.name), overflow="fold", justify="right")
     for name, words in measures_of(sweep).items():
-        table.add_row(words, *(cell(ranged(group.over_seeds, name)) for group in sweep.groups))
-    table.add_row("seeds", *(str(len(group.cells)) for group in sweep.groups))
-    if any(map(failures, sweep.groups)):
-        table.add_row("failed gates", *(cell(failures(group), "red") for group in sweep.groups))
+        table.add_row(words, *(cell(ranged(group.over_seeds, name)) for group in groups))
+    table.add_row("seeds", *(str(len(group.cells)) for group in groups))
     console.print(table)
+    for group in filter(failures, groups):
+        say(console, f"{group.name}: failed gates: {failures(group)}")
     for note in notes(sweep):
         say(console, note)
 
@@ -83,16 +90,17 @@ def notes(sweep: Sweep) -> list[str]:
     The lowest and highest of n seeds enclose the median of all seeds with probability 1 - 2^(1 - n), whatever the
     distribution (David and Nagaraja 2003, Order Statistics, section 7.1).
     """
-    groups, most = sweep.groups, max(len(group.cells) for group in sweep.groups)
-    sentences = [f"{group.name}: {group.search}." for group in groups if group.search]
+    groups = sweep.groups
+    sentences = [f"{group.name}: {group.search.rstrip('.')}." for group in groups if group.search]
     if len(sweep.models("sft")) > 1:
         sentences.append("The SFT models differ: KL and gains are relative to each cell's own, and no responses of SFT "
                          "are shown.")  # fmt: skip
     if len(sweep.models("reward")) > 1:
         sentences.append("The reward models differ, so the reward gains of different models cannot be compared.")
-    if most > 1:
-        sentences.append(f"Medians of {most} seeds, with the lowest and the highest, which enclose the median of all "
-                         f"seeds with probability {1 - 2.0 ** (1 - most):g}.")  # fmt: skip
+    if counts := sorted({len(group.cells) for group in groups} - {0, 1}):
+        chances = " or ".join(f"{1 - 2.0 ** (1 - count):g} ({count} seeds)" for count in counts)
+        sentences.append("Medians over the seeds, with the lowest and the highest, which enclose the median of all "
+                         f"seeds with probability {chances}.")  # fmt: skip
     searched = [group for group in groups if group.trials or not group.search]  # others have no strength
     if missing := [f"{group.name} seed {seed}" for group in searched for seed in range(sweep.seeds)
                    if all(run.seed != seed for run in group.cells)]:  # fmt: skip
@@ -117,7 +125,7 @@ def draw(sweep: Sweep) -> bytes | None:
     axes = figure.subplots(len(gains), 1, sharex=True, squeeze=False)[:, 0]
     for axis, gain in zip(axes, gains, strict=True):
         panel(axis, measures[gain].partition(",")[0])
-        for place, group in enumerate(sweep.groups):
+        for place, group in enumerate(computed(sweep)):
             runs = [run.measures for run in group.cells if gain in run.measures]
             x, y = ([run[name] for run in runs] for name in (kl, gain))
             marks = {"color": COLOURS[place % 5], "fmt": MARKERS[place // 5 % 5], "markersize": 5, "linewidth": 1}

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -9,12 +11,14 @@ from hypothesis import strategies as st
 
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
+from flows.reports.run_facts import StageFacts
 from flows.studies.level_kl import (
     MOST_RUNS,
     Band,
     Strength,
     Trial,
     best,
+    calibration_kl,
     next_strength,
     sentence,
     strength_of,
@@ -108,3 +112,26 @@ def test_the_strength_of_ppo_is_its_target_or_its_fixed_beta(change: str, option
     """The profile tiny keeps β."""
     config = load_config("tiny", [parse_override(change), parse_override("ppo.updates=100")])
     assert strength_of(config).option == option
+
+
+def evaluated(published: int, *evaluations: dict[str, float]) -> StageFacts:
+    about: dict[str, Any] = {"published_update": published, "evaluations": evaluations}
+    return cast("StageFacts", SimpleNamespace(document=lambda name: about))
+
+
+def test_where_kl_left_the_band_the_last_kl_steers() -> None:
+    """KTO on the demo, whose band ends at 6.5 nats, with a smaller β in each run: its last KL was 8.42 to 18.2, and the
+    policy of update 25 was published each time, at 1.38 to 1.79."""
+    early = {"update": 25, "kl": 1.4867, "kl_high": 1.81, "kl_per_token": 0.08, "kl_per_token_high": 0.09}
+    last = {"update": 121, "kl": 8.4248, "kl_high": 10.688, "kl_per_token": 0.4, "kl_per_token_high": 0.5}
+    demo, free, per_token, in_tokens = (load_config("demo", [parse_override(text)]).ppo.kl for text in (
+        "ppo.kl.band=6.5", "ppo.kl.band=null", "ppo.kl={unit: token, target: 0.2, band: 0.45, ceiling: 0.7}",
+        "ppo.kl={unit: token, target: 0.2, band: 0.6, ceiling: 0.7}",
+    ))  # fmt: skip
+    policy = evaluated(25, early, last)
+    assert [calibration_kl(policy, kl) for kl in (demo, free, per_token, in_tokens)] == [8.4248, 1.4867, 0.4, 0.08]
+    inside = last | {"kl": 5.2, "kl_high": 6.4}
+    assert calibration_kl(evaluated(25, early, inside), demo) == 1.4867, "the early one was published as the better"
+    above = last | {"kl": 5.2, "kl_high": 6.6}
+    assert calibration_kl(evaluated(25, early, above), demo) == 5.2, "the upper end decides what is published"
+    assert calibration_kl(evaluated(0), demo) is None

@@ -5,10 +5,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from inspect import unwrap
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from components.base.errors import CheckFailed, GateFailed, UserError
 from components.base.jsonl import write_json, write_rows
@@ -17,15 +20,17 @@ from components.base.settings import Settings, keyed_values
 from components.gates.judging import GatesConfig
 from components.keys import fingerprint
 from components.store.leases import leased
+from flows.cli.sweep_command import sweep as sweep_of
 from flows.config.run_config import load_config, to_values
 from flows.data import run_plugins
 from flows.launch.begin import Launch
 from flows.rlhf import pipeline
-from flows.studies import sub_runs
+from flows.studies import sub_runs, sweep_page
 from flows.studies import sweep as studies
+from flows.studies.level_kl import Trial
 from flows.studies.sub_runs import Study
 from flows.studies.sweep import Cell, CellGroup, Sweep, combinations, run_sweep
-from flows.studies.sweep_page import as_json, failures, notes, ranged, write_page
+from flows.studies.sweep_page import as_json, draw, failures, notes, print_sweep, ranged, write_page
 from tasks.execution.context import Reporting, RunContext
 from tasks.execution.runner import _key, peek
 from tasks.result import Given, StageResult
@@ -347,6 +352,34 @@ def test_a_search_ends_where_an_option_is_refused(tmp_path: Path, monkeypatch: p
     assert "outside the band" in sweep.groups[0].search and "it ended there, because" in sweep.groups[0].search
 
 
+def test_a_group_that_is_refused_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuses(launch: Launch) -> dict[str, float]:
+        if launch.config.ppo.epochs == 1:
+            raise UserError("there is no estimate.")
+        return {"policy/kl": 2.5}
+
+    def refused_all(launch: Launch) -> dict[str, float]:
+        raise UserError("there is no estimate.")
+
+    played(monkeypatch, refuses)
+    sweep = swept(tmp_path, "ppo.epochs=1,2", level=True, band=(2.9, 3.1), seeds=2)
+    assert [len(cells.cells) for cells in sweep.groups] == [0, 2]
+    assert notes(sweep)[0] == "ppo.epochs=1: no search, because there is no estimate."
+    assert not any("missing" in note for note in notes(sweep))
+    monkeypatch.setenv("TETHER_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"^ppo\.epochs=1: no search, because there is no estimate\.$"):
+        unwrap(sweep_of)("tiny", ["ppo.epochs=1,2"], level_kl=True, kl="2.9,3.1", seeds=2)
+    assert "page: " in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"^there is no estimate\.$"):
+        swept(tmp_path, "ppo.epochs=1", level=True)
+    played(monkeypatch, refused_all)
+    nothing = swept(tmp_path / "other", "ppo.epochs=1,2", level=True)
+    assert [cells.search for cells in nothing.groups] == 2 * ["no search, because there is no estimate."]
+    assert "no search, because" in write_page(tmp_path, nothing).read_text() and narrow(nothing).count("no search") == 2
+
+
 def test_a_trial_without_kl_ends_the_search_with_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """β = 0.1 is 1 nat; β = 0.0334 diverges."""
 
@@ -389,14 +422,17 @@ def test_medians_and_ranges_over_seeds_are_those_of_the_runs() -> None:
     assert ranged(CellGroup(["a=1"], cells[:1]).over_seeds, "policy/kl") == "1"
     assert failures(group_) == "policy.kl (2 of 3)"
     sentences = notes(Sweep("tiny", ["a=1"], seeds=3, groups=[group_]))
-    assert sentences[0].endswith("which enclose the median of all seeds with probability 0.75.")
+    assert sentences[0].endswith("which enclose the median of all seeds with probability 0.75 (3 seeds).")
+    uneven = [CellGroup(["a=1"], cells), CellGroup(["a=2"], cells[:2]), CellGroup(["a=3"], cells[:1])]
+    assert notes(Sweep("tiny", ["a=1"], groups=uneven))[0].endswith("probability 0.5 (2 seeds) or 0.75 (3 seeds).")
     assert sentences[-1] == "Training the policies took 180 s."
 
 
 @pytest.fixture
 def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Sweep]]:
+    per_token = {"policy/kl_per_token": 0.2}
     ends = {"policy/kl_low": 1.0, "policy/kl_high": 4.5, "policy/gold_gain_low": 0.5, "policy/gold_gain_high": 1.0}
-    played(monkeypatch, lambda launch: {"policy/kl": 2.0 + launch.config.ppo.epochs, **ends})
+    played(monkeypatch, lambda launch: {"policy/kl": 2.0 + launch.config.ppo.epochs, **ends, **per_token})
     sweep = Sweep("tiny", ["ppo.epochs=1,2"], seeds=2)
     yield write_page(run_sweep(tmp_path, sweep), sweep), sweep
 
@@ -410,7 +446,41 @@ def test_the_numbers_are_those_that_the_runs_stored(outcome: tuple[Path, Sweep])
     stored = json.loads((path.parent / "sweep.json").read_text())
     assert stored == json.loads(json.dumps(as_json(sweep)))
     assert group(stored["groups"][1], "over_seeds")["policy/kl"] == 4.0
+    assert "policy/kl_per_token" in measures and "nats a token" not in path.read_text(), "KL's unit is the response"
     assert stored["sweep"] == sweep.name and len(stored["samples"]) == 8
+
+
+def test_the_json_names_the_fields_of_a_trial() -> None:
+    group_ = CellGroup(["a=1"], trials=[Trial(0.1, 2.5, "run 0", 60.0)])
+    (written,) = json.loads(json.dumps(as_json(Sweep("tiny", ["a=1"], groups=[group_]))))["groups"]
+    assert written["trials"] == [{"strength": 0.1, "kl": 2.5, "run": "run 0", "seconds": 60.0}]
+
+
+def narrow(sweep: Sweep) -> str:
+    """The table on a terminal of 80 columns."""
+    console = Console(width=80, file=StringIO())
+    print_sweep(console, sweep)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_names_of_gates_are_whole_on_a_narrow_terminal() -> None:
+    gates = ["policy.kl_beyond_ceiling", "policy.distinct_ratio"]
+    groups = [CellGroup([f"policy.method={name}"], [Cell(0, "run", "gate_failed", gates, {"policy/kl": 2.0})])
+              for name in ("ppo", "dpo", "ipo", "kto", "best_of_n")]  # fmt: skip
+    text = " ".join(narrow(Sweep("tiny", ["a=1"], groups=groups)).split())
+    assert "best_of_n: failed gates: policy.kl_beyond_ceiling (1 of 1), policy.distinct_ratio (1 of 1)" in text
+
+
+def test_a_group_without_cells_is_only_in_the_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played(monkeypatch, lambda launch: {"policy/kl": 2.0})
+    sweep = swept(tmp_path, "ppo.epochs=1")
+    sweep.groups.append(CellGroup(["ppo.epochs=2"]))
+    for text in (write_page(tmp_path, sweep).read_text(), narrow(sweep)):
+        assert text.count("ppo.epochs=2") == 1 and "1 cell is missing: ppo.epochs=2 seed 0." in text
+    monkeypatch.setattr(sweep_page, "svg", lambda figure, title: figure)
+    figure: Any = draw(sweep)
+    assert figure.axes[0].get_legend_handles_labels()[1] == ["ppo.epochs=1"]
 
 
 def test_the_page_shows_samples_as_text_and_loads_nothing(outcome: tuple[Path, Sweep]) -> None:
@@ -418,7 +488,7 @@ def test_the_page_shows_samples_as_text_and_loads_nothing(outcome: tuple[Path, S
     assert HOSTILE not in text and text.count("&lt;script&gt;document.title") == 8 * 3
     assert "<script" not in text and "http://" not in re.sub(r"&lt;.*?&gt;", "", text)
     assert "Gains beside KL" in text and "data:image/svg+xml;base64," in text
-    assert "3 (1 to 4.5)" in text and "0.75 (0.5 to 1)" in text
+    assert ">3\n(1 to 4.5)<" in text and ">0.75\n(0.5 to 1)<" in text
 
 
 def test_a_sweep_without_a_sheet_hides_what_raters_judge_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
