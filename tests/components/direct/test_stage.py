@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,9 +21,10 @@ from components.direct import pair_training, stage
 from components.direct.config import PolicyConfig
 from components.direct.pair_training import PairBatch
 from components.gates.judging import GatesConfig, judge
-from components.models.batching import encode_prompt, encode_response
+from components.models.batching import LengthBuckets, encode_prompt, encode_response
 from components.models.folders import load_causal_lm
 from components.ppo.models import Models
+from components.training.loop import TrainingExamples
 from tests.components.conftest import GENERATION, RUNTIME
 from tests.faults.sample import SEED
 from tests.forks import Forked
@@ -221,6 +223,40 @@ def test_kto_learns_single_labels(labelled: Any, tmp_path: Path) -> None:
     rows = read_rows(tmp_path / "out/artifact/history.jsonl")
     assert rows[-1]["direct/chosen_log_ratio"] - rows[-1]["direct/rejected_log_ratio"] > 1
     assert sum("direct/accuracy" in row for row in rows) == 6, "only the batches with the pair have an accuracy"
+
+
+def test_every_response_weighs_the_same_in_an_epoch(
+    labelled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The derivatives of the batches' losses by each pair's own, in batches of similar length: half as much of a
+    single label as of a pair, which has two responses."""
+    weights, expected, losses = list[float](), list[float](), list[Any]()
+
+    def fit(_: Any, examples: TrainingExamples, config: PolicyConfig, **rest: Any) -> int:
+        batches = LengthBuckets(examples.lengths, config.batch_size, random.Random(0))
+        whole = [batch for batch in batches if len(batch) == 16]
+        given = np.asarray(examples.weights)
+        assert len(whole) == 4 and len({given[batch].mean() for batch in whole}) > 2
+        for batch in whole:
+            assert examples.prepare is not None
+            examples.prepare(batch)
+            for micro in (batch[:3], batch[3:]):
+                loss, metrics = examples.loss(micro)
+                assert metrics["direct/loss"] == 1
+                (loss * (given[micro].sum() / given[batch].sum())).backward()
+                weights.extend(losses[-1].grad.tolist())
+                expected.extend(given[micro] / given.mean() / 16)
+        raise KeyboardInterrupt
+
+    def leaf(_: PolicyConfig, batch: PairBatch) -> torch.Tensor:
+        losses.append(torch.ones_like(batch.chosen, requires_grad=True))
+        return losses[-1]
+
+    monkeypatch.setitem(pair_training.LOSSES, "kto", leaf)
+    monkeypatch.setattr(pair_training, "fit", fit)
+    with pytest.raises(KeyboardInterrupt):
+        labelled.run("direct", tmp_path, method="kto", max_pairs=40, desirable_weight=0.8)
+    assert weights == pytest.approx(expected) and len({round(weight, 6) for weight in expected}) == 2
 
 
 def test_labels_out_of_balance_are_warned_of(labelled: Any, tmp_path: Path, interrupting: Any) -> None:
