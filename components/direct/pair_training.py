@@ -159,9 +159,10 @@ def train_on_pairs(
         mean, gap = partial(weighted_mean, weights=weights), onto(runtime.device, gaps[batch])
         with torch.no_grad():
             right, both, metrics = ((chosen - rejected).sign() + 1) / 2, sides.prod(0), {"loss": loss}
+            of_chosen, of_rejected = sides / sides.mean(0)  # a single label has half the weight
             for name, values, part in (
                 ("accuracy", right, both), ("margin", chosen - rejected, both),
-                ("chosen_log_ratio", chosen, sides[0]), ("rejected_log_ratio", rejected, sides[1]),
+                ("chosen_log_ratio", chosen, of_chosen), ("rejected_log_ratio", rejected, of_rejected),
                 ("longer", right, both * (gap > 0)), ("shorter", right, both * (gap < 0)),
             ):  # fmt: skip
                 metrics[name] = mean(part * values)

@@ -25,6 +25,7 @@ from components.models.batching import LengthBuckets, encode_prompt, encode_resp
 from components.models.folders import load_causal_lm
 from components.ppo.models import Models
 from components.training.loop import TrainingExamples
+from components.training.updates import Update
 from tests.components.conftest import GENERATION, RUNTIME
 from tests.faults.sample import SEED
 from tests.forks import Forked
@@ -257,6 +258,35 @@ def test_every_response_weighs_the_same_in_an_epoch(
     with pytest.raises(KeyboardInterrupt):
         labelled.run("direct", tmp_path, method="kto", max_pairs=40, desirable_weight=0.8)
     assert weights == pytest.approx(expected) and len({round(weight, 6) for weight in expected}) == 2
+
+
+def test_log_ratios_weigh_a_label_as_a_pairs_response(
+    labelled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The means over 3 pairs' log-ratios of 1 and 4 labels' of 0, of which one label is undesirable."""
+    ratios: dict[str, float] = {}
+
+    def fit(_: Any, examples: TrainingExamples, *rest: Any, observers: Any, **more: Any) -> int:
+        weights = np.asarray(examples.weights)
+        pairs, labels = np.flatnonzero(weights == 1)[:3].tolist(), np.flatnonzero(weights < 1)[1:5].tolist()
+        _, metrics = examples.loss(pairs + labels)
+        numbers = {name: float(value) for name, value in metrics.items()}
+        update = Update(number=1, total=1, model=None, metrics=numbers, tokens=0)
+        ratios.update(observers["parts"].on_update(update).metrics)
+        raise KeyboardInterrupt
+
+    def logprobs(model: Any, pad_id: int, batch: Any, runtime: Any) -> torch.Tensor:
+        """Those of the pairs' responses are 1."""
+        count = len(batch) // 2
+        return torch.tensor(([1.0] * 3 + [0.0] * (count - 3)) * 2)
+
+    monkeypatch.setattr(pair_training, "response_logprobs", logprobs)
+    monkeypatch.setattr(pair_training, "reference_logprobs", lambda _, __, examples, *rest: [0.0] * len(examples))
+    monkeypatch.setattr(pair_training, "fit", fit)
+    with pytest.raises(KeyboardInterrupt):
+        labelled.run("direct", tmp_path, method="kto")
+    assert ratios["direct/chosen_log_ratio"] == pytest.approx(3 / 6)
+    assert ratios["direct/rejected_log_ratio"] == pytest.approx(3 / 4)
 
 
 def test_labels_out_of_balance_are_warned_of(labelled: Any, tmp_path: Path, interrupting: Any) -> None:
