@@ -18,7 +18,7 @@ from components.models.runtime import Gpus
 from flows.config.profiles import parse_override
 from flows.config.run_config import check_config, load_config, to_values
 from flows.launch.begin import Launch, new_run, rerun
-from flows.launch.label_runs import scoring
+from flows.launch.label_runs import compare, scoring
 from flows.launch.reports import what_is_simulated
 from flows.launch.request import Request
 from flows.launch.run_computing import compute, first_to_compute
@@ -578,3 +578,16 @@ def test_a_run_that_ends_before_ppo_needs_no_reward_source(tmp_path: Path) -> No
     assert end(new_run(tmp_path, "tiny", config, request=Request(until="reward")))
     with pytest.raises(UserError, match="there is no module absent"):
         new_run(tmp_path, "tiny", config, request=Request(until="ppo"))
+
+
+def test_a_comparisons_config_can_be_read_again(tmp_path: Path) -> None:
+    """Its gates are those on raters, so an alarm that stops a training has no limit there."""
+    home, models = tmp_path / "home", []
+    finish(begin(home, "policy.method=dpo", "policy.stop_on_alarm=true", "gates.policy.chosen_log_ratio=-20"))
+    for name in ("one", "other"):
+        models.append(str(tmp_path / name))
+        Path(models[-1]).mkdir()
+        (Path(models[-1]) / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "name": name}))
+    run = end(compare(home, models, overrides=[parse_override("human_eval.judges=people")]))
+    again = check_config(run_values(home, run), source=f"run {run}")
+    assert again.policy.method == "dpo" and not again.policy.stop_on_alarm and again.chosen_limit is None
