@@ -5,7 +5,7 @@ from components.training.updates import Update
 
 
 def test_the_alarm_compares_the_last_8_batches_with_a_chosen_one() -> None:
-    """Batches of undesirable single labels (KTO) have no log-ratio. The first 7 of -1 and one of -9 have the mean -2."""
+    """Batches of undesirable single labels (KTO) have no log-ratio: their updates do not count."""
     alarm, raised = ChosenAlarm(limit=-2.5, stops=False), []
     ratios = [-1.0] * 7 + [None] * 9 + [-9.0, None, -9.0]
     for number, ratio in enumerate(ratios, 1):
