@@ -127,12 +127,6 @@ def _clear(folder: Path) -> None:
 
 
 def _refuse_nothing(data: Examination) -> None:
-    if data.single_labels and not of_kind(data.inputs, "preferences"):
-        raise UserError(
-            "data.demonstrations has single labels (KTO), and data.preferences names no pairs. The reward model, which "
-            "measures every policy, learns from pairs. Name a file of pairs. If prompts have responses with both "
-            "labels, name the same file, and data.score.name=label makes pairs of them."
-        )
     pairs, demonstrations, prompts = data.pairs, data.demonstrations, data.prompts
     heldout = [split for split in range(len(SPLITS)) if split != TRAIN]
     needed = [

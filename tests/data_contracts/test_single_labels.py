@@ -158,10 +158,10 @@ def test_data_without_labels_have_no_file_of_them(validate: Any, tmp_path: Path)
     assert ("demonstrations", "consistent") not in checks and ("demonstrations", "desirable") in checks
 
 
-def test_single_labels_alone_ask_for_pairs(validate: Any, tmp_path: Path) -> None:
+def test_single_labels_alone_are_read_beside_the_generators_pairs(validate: Any, tmp_path: Path) -> None:
+    """SFT learns the desirable ones. A launch refuses KTO, which would train on those pairs."""
     path = write(tmp_path / "kto.jsonl", labelled(0, 60))
-    with pytest.raises(UserError, match=r"single labels \(KTO\), and data.preferences names no pairs.*data.score.name"):
-        validate(tmp_path, {"demonstrations": path})
+    assert validate(tmp_path, {"demonstrations": path})["data/desirable"] == 40
     with pytest.raises(UserError, match=r"policy.method=kto all labels.*data.score.name=label makes pairs"):
         look_at("preferences", path, DataConfig())
 

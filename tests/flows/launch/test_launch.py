@@ -31,6 +31,7 @@ from tasks.result import Given, StageResult
 from tasks.runs.config import run_values
 from tasks.runs.status import list_runs, load_status
 from tasks.stages import PIPELINE, Stage
+from tests.splits import pairs, write
 
 
 def begin(home: Path, *changes: str) -> Launch:
@@ -591,3 +592,21 @@ def test_a_comparisons_config_can_be_read_again(tmp_path: Path) -> None:
     run = end(compare(home, models, overrides=[parse_override("human_eval.judges=people")]))
     again = check_config(run_values(home, run), source=f"run {run}")
     assert again.policy.method == "dpo" and not again.policy.stop_on_alarm and again.chosen_limit is None
+
+
+@pytest.mark.parametrize("label", ["label", "is_safe"])
+def test_kto_is_refused_labels_beside_the_generators_pairs(label: str, tmp_path: Path) -> None:
+    """Other methods, and SFT alone, do not train on the labels."""
+    rows = [{"prompt": f"question {i}", "response": f"reply {i}", label: i % 3 > 0} for i in range(20)]
+    labels = write(tmp_path / "kto.jsonl", rows)
+    plain = write(tmp_path / "sft.jsonl", [{name: row[name] for name in ("prompt", "response")} for row in rows])
+    home, given, kto = tmp_path / "home", f"data.demonstrations={labels}", "policy.method=kto"
+    with pytest.raises(UserError, match=r"kto.jsonl has single labels, and data.preferences names no pairs"):
+        begin(home, given, kto)
+    assert not list_runs(home)
+    for changes in ([given, "policy.method=dpo"], [kto, f"data.demonstrations={plain}"], [given]):
+        end(begin(home, *changes))
+    config = load_config("tiny", [parse_override(text) for text in (given, kto)]).resolved()
+    end(new_run(home, "tiny", config, Request(until="sft")))
+    preferences = write(tmp_path / "pairs.jsonl", pairs(0, 20))
+    end(begin(home, given, kto, f"data.preferences={preferences}"))
