@@ -208,8 +208,10 @@ def test_no_message_recommends_what_is_set(tmp_path: Path) -> None:
         look_at("preferences", path, DataConfig(score=ScoreDifferenceConfig(name="kto_tag")))
 
 
-def test_undesirable_responses_alone_are_refused(tmp_path: Path) -> None:
+def test_undesirable_responses_alone_are_refused(validate: Any, tmp_path: Path) -> None:
     path = write(tmp_path / "kto.jsonl", [row | {"label": False} for row in labelled(0, 20)])
+    with pytest.raises(UserError, match=r"no demonstration is left to train on \(0 .* of 20 rows, 20 labelled undesir"):
+        validate(tmp_path, {"demonstrations": path})
     with pytest.raises(UserError, match=r"no valid demonstration in 20 rows.*labelled undesirable"):
         look_at("demonstrations", path, DataConfig())
 
