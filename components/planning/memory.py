@@ -218,16 +218,14 @@ class _Planner:
         size, tokens = config.micro_batch
         rows = min(size if tokens is None else max(1, tokens // self.length), machine.rows(config.minibatch_size))
         several, copies = machine.rows(config.minibatch_size) > rows, 7 if config.entropy_coefficient > 0 else 4
-        scored_rows = rows
+        scored_rows, cap = rows, self.run.generation.max_new_tokens
         if direct is not None:
             rows = min(direct.micro_batch_size, machine.rows(direct.batch_size))
             several, copies = machine.rows(direct.batch_size) > rows, 3
-            rows *= 2 if direct.method in ON_PAIRS else 1
-            scored_rows = rows if direct.method in ON_PAIRS else scored_rows
-        cap = self.run.generation.max_new_tokens
+            if direct.method in ON_PAIRS:
+                scored_rows = rows = 2 * rows
         work, predicted = rows * self.length, rows * cap
-        logits = self._logits(scored_rows * cap, 5)
-        scored = {"activations": self._forward(scored_rows * self.length), "logits": logits}
+        scored = {"activations": self._forward(scored_rows * self.length), "logits": self._logits(scored_rows * cap, 5)}
         if machine.sharded and lora is None:
             of_frozen = self._gathered(self.shape.parameters) if machine.zero3 else 0
             scored["working"] = policy.working + critic.working + of_frozen
