@@ -123,10 +123,12 @@ class Models:
         return cls._with_policy(policy, tokenizer, job, inputs)
 
     @classmethod
-    def _with_policy(cls, policy: Any, tokenizer: Any, job: PpoJob, inputs: Mapping[str, Path]) -> "Models":
-        """Load the other models."""
+    def _with_policy(
+        cls, policy: Any, tokenizer: Any, job: PpoJob, inputs: Mapping[str, Path], sft: Any = None
+    ) -> "Models":
+        """Load the other models, SFT unless it is given."""
         host, move = on_host(job.runtime), (job.runtime.sharding, job.runtime.device, job.runtime.dtype)
-        sft = reference = frozen(load_causal_lm(inputs["sft"], host)[0], job.runtime)
+        sft = reference = frozen(load_causal_lm(inputs["sft"], host)[0], job.runtime) if sft is None else sft
         if job.ppo.kl.refresh_every:
             reference = frozen(load_causal_lm(inputs["sft"], host)[0], job.runtime)
         reward_model, scale, critic = load_judges(
@@ -173,7 +175,7 @@ class Models:
         release_memory(job.runtime.device)
         yield
         release_memory(job.runtime.device)
-        loaded = self._with_policy(self.policy, self.tokenizer, job, inputs)
+        loaded = self._with_policy(self.policy, self.tokenizer, job, inputs, self.sft)
         for name in names:
             setattr(self, name, getattr(loaded, name))
 

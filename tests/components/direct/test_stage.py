@@ -23,6 +23,7 @@ from components.direct.pair_training import PairBatch
 from components.gates.judging import GatesConfig, judge
 from components.models.batching import LengthBuckets, encode_prompt, encode_response
 from components.models.folders import load_causal_lm
+from components.ppo import models
 from components.ppo.models import Models
 from components.training.loop import TrainingExamples
 from components.training.updates import Update
@@ -342,6 +343,22 @@ def test_gradient_checkpointing_changes_no_weight(
 ) -> None:
     stages.run("direct", tmp_path, gradient_checkpointing=True)
     assert digests(tmp_path / "artifact") == digests(undisturbed("dpo")[0] / "artifact")
+
+
+@pytest.mark.parametrize(("method", "loads"), [("dpo", 3), ("kto", 2)])
+def test_no_model_that_stays_is_loaded_again(
+    method: str, loads: int, stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy, SFT, and SFT again where it was freed."""
+    calls, load = [], models.load_causal_lm
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return load(*arguments)
+
+    monkeypatch.setattr(models, "load_causal_lm", counted)
+    stages.run("direct", tmp_path, method=method, evaluate_every=None, max_pairs=16)
+    assert len(calls) == loads
 
 
 @pytest.mark.parametrize(
