@@ -98,8 +98,8 @@ class KtoBaseline:
     pairs: PolicyPairs
     value: Tensor
     scale: float = 1.0
-    """What the loss is multiplied by: a batch's mean weight over that of all, since batches of similar length separate
-    pairs from single labels, and `fit` divides by each batch's own weight. 1 without single labels."""
+    """A batch's mean weight over that of all pairs and single labels, which are seldom in one batch, as lengths differ:
+    `fit` divides the loss by each batch's own weight. 1 without single labels."""
 
     @torch.no_grad()
     def measure(self, batch: list[int]) -> None:

@@ -5,7 +5,6 @@ severity and threshold; other limits come from other options.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from typing import Any
 
 from components.data.checks_config import STOPPED
@@ -37,14 +36,14 @@ def row_checks(
         comparisons: which comparisons apply: `decontaminate`, `reference` or both.
     """
     left_out = {name for kinds, names in _ONLY if source not in kinds for name in names}
-    checks = [
-        check_of(data.checks, name, kind, options, name in _STAY and "reading" not in options.values())
+    checks = data.checks
+    if source == "demonstrations":  # raters who disagree leave SFT a response that it may learn, but KTO no label of it
+        checks = checks.model_copy(update={"consistent": checks.consistent.model_copy(update={"severity": "warn"})})
+    return [
+        check_of(checks, name, kind, options, name in _STAY and "reading" not in options.values())
         for name, kind, options in _table(data, generation, comparisons)
         if name not in left_out
     ]
-    # Raters who disagree leave a response that SFT may learn, and only no label of it.
-    labels = source == "demonstrations"
-    return [replace(check, severity="warn") if labels and check.name == "consistent" else check for check in checks]
 
 
 def _table(

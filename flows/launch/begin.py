@@ -33,6 +33,7 @@ from flows.sources import Sources, find_sources, kept_sft
 from tasks.allowed import refuse_outside
 from tasks.execution.attempts import Attempts
 from tasks.execution.context import NO_PINS, Execution, Reporting, Reuse, RunContext, refreshed
+from tasks.result import Input
 from tasks.runs.config import profile_values
 from tasks.runs.status import load_status, run_of_flow
 from tasks.stages import OPTIONAL, PIPELINE, STAGES, reaches
@@ -178,8 +179,8 @@ def _prepare(
     ends = {"until": until} if until not in (None, PIPELINE[-1]) else {}
     again = again or (base.run if base is not None else None)
     sources = find_sources(config, home, taken=pinned, again=again, until=until)
-    if with_ppo and config.policy.method == "kto" and not of_kind(sources.data, "preferences"):
-        _check_single_labels(config, sources)
+    if with_ppo and config.policy.method == "kto":
+        _check_single_labels(config, sources.data)
     method = {} if config.policy.method == "ppo" else {"method": config.policy.method}
     origin |= ends | method | resolved_reference(config, sources.data)
     always = ("ppo",) if with_ppo and has_unversioned(config) else ()
@@ -326,16 +327,17 @@ def _check_judge(what: str, stages: Iterable[str], config: RunConfig) -> None:
             )
 
 
-def _check_single_labels(config: RunConfig, sources: Sources) -> None:
+def _check_single_labels(config: RunConfig, data: Mapping[str, Input]) -> None:
     """Raise UserError if the demonstrations have labels: the pairs beside them would be the generator's."""
-    for source in of_kind(sources.data, "demonstrations").values():
-        rows = RowSource.named("demonstrations", source.path, config.data)
-        if source.path.exists() and detected(rows)[0] == KTO:
-            raise UserError(
-                f"policy.method=kto: {source.path} has single labels, and data.preferences names no pairs, from which "
-                "the reward model and KTO learn too. Name a file of pairs. If prompts have responses with both labels "
-                "and the fields `prompt` and `response`, name the same file with data.score.name=label."
-            )
+    labels = None if of_kind(data, "preferences") else data.get("demonstrations")
+    if labels is None or not labels.path.exists():
+        return
+    if detected(RowSource.named("demonstrations", labels.path, config.data))[0] == KTO:
+        raise UserError(
+            f"policy.method=kto: {labels.path} has single labels, and data.preferences names no pairs, from which the "
+            "reward model and KTO learn too. Name a file of pairs. If prompts have responses with both labels and the "
+            "fields `prompt` and `response`, name the same file with data.score.name=label."
+        )
 
 
 def check_stages(what: str, stages: Iterable[str], names: Sequence[str] = _KNOWN) -> None:

@@ -98,10 +98,7 @@ class Parsed(NamedTuple):
 
 
 def detect(rows: Sequence[RawRow], path: object, score: str | None = None) -> str:
-    """Return the format of most of the first rows, by their fields.
-
-    Args:
-        score: `data.score.name`, for the message.
+    """Return the format of most of the first rows, by their fields. `score` is `data.score.name`.
 
     Raises:
         UserError: they have no known format; the message names the fields found and those expected.
