@@ -150,10 +150,16 @@ class Examination:
 
     @cached_property
     def single_labels(self) -> Examined | None:
-        """Return the demonstrations with a single label, desirable and undesirable ones; None without any."""
+        """Return the demonstrations with a single label, desirable and undesirable ones, that no other label
+        contradicts, and whose response is in no pair; None without any."""
         if (rows := self.kinds.get("demonstrations")) is None:
             return None
-        labelled = rows.selected & ~np.isnan(rows.ledger.facts["desirable"])
+        facts = rows.ledger.facts
+        labelled = rows.selected & ~np.isnan(facts["desirable"]) & rows.ledger.passes("consistent")
+        if pairs := self.kinds.get("preferences"):
+            of_pairs = [combined(pairs.facts["prompt"], pairs.facts[side]) for side in ("chosen", "rejected")]
+            response = np.where(facts["desirable"] == 0, facts["rejected"], facts["chosen"])
+            labelled &= ~np.isin(combined(facts["prompt"], response), of_pairs)
         return replace(rows, selected=labelled) if labelled.any() else None
 
     @cached_property
@@ -367,7 +373,7 @@ def _read(
     else:
         read_sources(ledger, sources, data.max_characters, plan.processes, progress)
     judge.judge("read")
-    if kind == "demonstrations" and np.isnan(ledger.facts["desirable"]).all():
+    if kind == "demonstrations" and np.isnan(ledger.facts["desirable"][ledger.facts["made"]]).all():
         judge.checks = [check for check in judge.checks if check.of_user or check.name != "consistent"]
     ledger.facts["half"][ledger.out & (ledger.facts["half"] == 1)] = -1  # a quarantined row moves no prompt
     for source in sources:

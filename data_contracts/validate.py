@@ -127,12 +127,6 @@ def _clear(folder: Path) -> None:
 
 
 def _refuse_nothing(data: Examination) -> None:
-    if data.single_labels and not of_kind(data.inputs, "preferences"):
-        raise UserError(
-            "data.demonstrations has single labels (KTO), and data.preferences names no pairs. The reward model, which "
-            "measures every policy, learns from pairs. Name a file of pairs. If prompts have responses with both "
-            "labels, name the same file, and data.score.name=label makes pairs of them."
-        )
     pairs, demonstrations, prompts = data.pairs, data.demonstrations, data.prompts
     heldout = [split for split in range(len(SPLITS)) if split != TRAIN]
     needed = [
@@ -144,10 +138,12 @@ def _refuse_nothing(data: Examination) -> None:
     for examined, what, use, splits, share in needed:
         if not np.isin(examined.facts["split"], splits).any():
             failed = ", ".join(f"{name} {rows}" for name, rows in quarantine_reasons(data).items())
+            undesirable = int((examined.ledger.good() & (examined.ledger.facts["desirable"] == 0)).sum())
             raise UserError(
                 f"After quarantine and splitting no {what} is left {use} "
                 f"({counted(len(examined.facts), f'valid {what}')} "
-                f"of {counted(examined.ledger.count(), 'row')}). "
+                f"of {counted(examined.ledger.count(), 'row')}"
+                + (f", {undesirable} labelled undesirable). " if undesirable else "). ")
                 + (f"Rows kept out, by check: {failed}; `tether data check FILE` names them. " if failed else "")
                 + f"Give more data, or a larger data.split.{share}."
             )

@@ -180,7 +180,9 @@ def _files(stage: str, out: Path) -> None:
         named = {"source": "preferences", "severity": "quarantine", "suite": "preferences_rows", "threshold": 0.05}
         unique = {"name": "unique", "description": "The row repeats no other.", "rows": 2, "row_numbers": [17, 230]}
         filled = {"name": "texts_filled", "description": "No response is empty.", "rows": 0, "row_numbers": []}
-        checks = [{**named, **each, "passed": True, "value": each["rows"] / 722} for each in (unique, filled)]
+        labels = {"name": "desirable", "description": "Labelled desirable.", "rows": 1, "row_numbers": [5]}
+        findings = unique, filled, labels | {"source": "demonstrations"}
+        checks = [{**named, **each, "passed": True, "value": each["rows"] / 722} for each in findings]
         write_json(out / "report.json", checks)
         row = {"file": "preferences", "reasons": [f"repeats row {HOSTILE}"], "data": {"a": HOSTILE, "b": "half \ud83d"}}
         lines = [json.dumps({**row, "row": number}) + "\n" for number in (17, 230)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.direct.config import DirectJob
-from components.ppo.alarm_table import WINDOW, chosen_alarm
+from components.ppo.alarm_table import LOG_RATIO, WINDOW, chosen_alarm
 from components.ppo.best_policy import PolicyEvaluations
 from components.ppo.control import KLLimits
 from components.ppo.models import Models
@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ChosenAlarm(RowTable[Update]):
-    """Logs the alarm `chosen` once, and stops the training if `stops`. Its rows are the latest of the history, in which
-    reports find the alarm again."""
+    """Logs the alarm `chosen` once, and stops the training if `stops`. Its rows are the latest of the history that have
+    `LOG_RATIO`, in which reports find the alarm again."""
 
     limit: float | None = field(kw_only=True)
     """As `DirectJob.chosen_limit`."""
@@ -30,7 +30,8 @@ class ChosenAlarm(RowTable[Update]):
 
     def on_update(self, update: Update) -> Update:
         """Log the alarm if it is raised for the first time."""
-        self.rows = [*self.rows, {"update": update.number, **update.metrics}][-WINDOW:]
+        rows = [*self.rows, {"update": update.number, **update.metrics}]
+        self.rows = [row for row in rows if LOG_RATIO in row][-WINDOW:]
         if self.raised or (alarm := chosen_alarm(self.rows, self.limit)) is None:
             return update
         self.raised = update.number

@@ -97,10 +97,15 @@ class KtoBaseline:
     job: DirectJob
     pairs: PolicyPairs
     value: Tensor
+    scale: float = 1.0
+    """A batch's mean weight over that of all pairs and single labels, which are seldom in one batch, as lengths differ:
+    `fit` divides the loss by each batch's own weight. 1 without single labels."""
 
     @torch.no_grad()
     def measure(self, batch: list[int]) -> None:
-        """Set `value` for the pairs `batch`. All ranks call it."""
+        """Set `value` and `scale` for the pairs `batch`. All ranks call it."""
+        weights, sides = self.pairs.labels[:, 0], self.pairs.sides
+        self.scale = 1.0 if sides.all() else float(weights[batch].mean() / weights.mean())
         ratios, place = torch.zeros(2, len(batch), device=self.value.device), {pair: i for i, pair in enumerate(batch)}
         examples, pad_id, following = self.pairs.examples, self.models.tokenizer.pad_token_id, batch[1:] + batch[:1]
         for micro, counts in micro_batches(batch, self.job.policy.micro_batch_size):
@@ -114,7 +119,7 @@ class KtoBaseline:
             if counts:
                 places = onto(ratios.device, torch.tensor([place[pair] for pair in micro]))
                 ratios.index_copy_(1, places, (policy - sft).view(2, -1))
-        there = torch.from_numpy(np.flatnonzero(self.pairs.sides[following].T))
+        there = torch.from_numpy(np.flatnonzero(sides[following].T))
         self.value = kto_baseline(ranks.joined(ratios).flatten()[onto(ratios.device, there)])
 
 
@@ -148,22 +153,23 @@ def train_on_pairs(
         chosen, rejected = (logprobs - onto(runtime.device, reference[rows])).chunk(2)
         columns = onto(runtime.device, labels[batch].T.contiguous())
         (weights, of_source, shares, margins), sides = columns[:4], columns[4:]
-        z0 = zero if baseline is None else baseline.value
+        z0, scale = (zero, 1.0) if baseline is None else (baseline.value, baseline.scale)
         losses = LOSSES[config.method](config, PairBatch(chosen, rejected, shares, margins, z0, sides))
         loss = weighted_mean(of_source * losses, weights)
         mean, gap = partial(weighted_mean, weights=weights), onto(runtime.device, gaps[batch])
         with torch.no_grad():
             right, both, metrics = ((chosen - rejected).sign() + 1) / 2, sides.prod(0), {"loss": loss}
+            of_chosen, of_rejected = sides / sides.mean(0)  # a single label has half the weight
             for name, values, part in (
                 ("accuracy", right, both), ("margin", chosen - rejected, both),
-                ("chosen_log_ratio", chosen, sides[0]), ("rejected_log_ratio", rejected, sides[1]),
+                ("chosen_log_ratio", chosen, of_chosen), ("rejected_log_ratio", rejected, of_rejected),
                 ("longer", right, both * (gap > 0)), ("shorter", right, both * (gap < 0)),
             ):  # fmt: skip
                 metrics[name] = mean(part * values)
                 metrics |= {f"{name}_share": mean(part)} if has_singles or name in SIDES else {}
             metrics["margin"] = config.beta * metrics["margin"]
             metrics |= {} if baseline is None else {"baseline": z0}
-        return loss, {f"direct/{name}": value for name, value in metrics.items()}
+        return loss * scale, {f"direct/{name}": value for name, value in metrics.items()}
 
     alarm = ChosenAlarm(limit=job.chosen_limit, stops=config.stop_on_alarm)
     observers = DirectObservers.start(

@@ -215,15 +215,15 @@ class _Planner:
                 yield self._sampling("ppo", "sampling", still, machine.rows(config.batch_size), lora, gathered=True)
             graphs = self._graphs(machine.rows(config.batch_size), lora)
             frozen, resident, still = frozen | graphs, resident | graphs, still | graphs
-        size, tokens = config.micro_batch
+        (size, tokens), cap = config.micro_batch, self.run.generation.max_new_tokens
         rows = min(size if tokens is None else max(1, tokens // self.length), machine.rows(config.minibatch_size))
         several, copies = machine.rows(config.minibatch_size) > rows, 7 if config.entropy_coefficient > 0 else 4
         if direct is not None:
             rows = min(direct.micro_batch_size, machine.rows(direct.batch_size))
             several, copies = machine.rows(direct.batch_size) > rows, 3
             rows *= 2 if direct.method in ON_PAIRS else 1
-        work, predicted = rows * self.length, rows * self.run.generation.max_new_tokens
-        scored = {"activations": self._forward(work), "logits": self._logits(predicted, 5)}
+        scored_rows, work = rows if direct is None else max(rows, machine.rows(size)), rows * self.length
+        scored = {"activations": self._forward(scored_rows * self.length), "logits": self._logits(scored_rows * cap, 5)}
         if machine.sharded and lora is None:
             of_frozen = self._gathered(self.shape.parameters) if machine.zero3 else 0
             scored["working"] = policy.working + critic.working + of_frozen
@@ -231,7 +231,7 @@ class _Planner:
         yield self._phase("ppo", "frozen pass", still | scored | ({"optimizer": 0} if before_training else {}))
         if direct is not None and lora is None:
             resident |= self._held_by_ppo(direct.unused)
-        name, logits = "training" if direct else "policy update", self._logits(predicted, copies)
+        name, logits = "training" if direct else "policy update", self._logits(rows * cap, copies)
         others = resident | {"critic": critic.weights + critic.moments}
         yield self._training(
             "ppo", name, others, policy, direct or config, work, 0, logits, several or config.ptx.coefficient > 0, lora

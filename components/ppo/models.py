@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -120,13 +120,13 @@ class Models:
     def _separate(cls, job: PpoJob, inputs: Mapping[str, Path]) -> "Models":
         policy, tokenizer = load_causal_lm(inputs["sft"], on_host(job.runtime))
         policy = spread(policy.requires_grad_(True), job.runtime.sharding, job.runtime.device, job.runtime.dtype)
-        return cls._with_policy(policy, tokenizer, job, inputs)
+        return cls._with_policy(policy, tokenizer, job, inputs, None)
 
     @classmethod
-    def _with_policy(cls, policy: Any, tokenizer: Any, job: PpoJob, inputs: Mapping[str, Path]) -> "Models":
-        """Load the other models."""
+    def _with_policy(cls, policy: Any, tokenizer: Any, job: PpoJob, inputs: Mapping[str, Path], sft: Any) -> Self:
+        """Load the other models; SFT only if `sft` is None."""
         host, move = on_host(job.runtime), (job.runtime.sharding, job.runtime.device, job.runtime.dtype)
-        sft = reference = frozen(load_causal_lm(inputs["sft"], host)[0], job.runtime)
+        sft = reference = frozen(load_causal_lm(inputs["sft"], host)[0], job.runtime) if sft is None else sft
         if job.ppo.kl.refresh_every:
             reference = frozen(load_causal_lm(inputs["sft"], host)[0], job.runtime)
         reward_model, scale, critic = load_judges(
@@ -173,7 +173,7 @@ class Models:
         release_memory(job.runtime.device)
         yield
         release_memory(job.runtime.device)
-        loaded = self._with_policy(self.policy, self.tokenizer, job, inputs)
+        loaded = self._with_policy(self.policy, self.tokenizer, job, inputs, self.sft)
         for name in names:
             setattr(self, name, getattr(loaded, name))
 

@@ -36,8 +36,11 @@ def row_checks(
         comparisons: which comparisons apply: `decontaminate`, `reference` or both.
     """
     left_out = {name for kinds, names in _ONLY if source not in kinds for name in names}
+    checks = data.checks
+    if source == "demonstrations":  # raters who disagree leave SFT a response that it may learn, but KTO no label of it
+        checks = checks.model_copy(update={"consistent": checks.consistent.model_copy(update={"severity": "warn"})})
     return [
-        check_of(data.checks, name, kind, options, name in _STAY and "reading" not in options.values())
+        check_of(checks, name, kind, options, name in _STAY and "reading" not in options.values())
         for name, kind, options in _table(data, generation, comparisons)
         if name not in left_out
     ]

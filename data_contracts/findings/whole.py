@@ -111,15 +111,18 @@ def place_rated(ledgers: Sequence[Ledger]) -> None:
 
 def mark_near_duplicates(ledger: Ledger, texts: RowTexts, near: NearDuplicateConfig) -> None:
     """Measure which rows nearly repeat an earlier one (`near_copies_before`). Pairs of one ranking resemble each other,
-    so the first pair decides for all."""
-    index = texts.index
-    rows = ledger.facts["row"][index]
-    _, first, of_row = np.unique(rows, return_index=True, return_inverse=True)
-    earlier = near_earlier(texts.sketch, near.jaccard, order=first)[of_row]
-    for place in np.flatnonzero(earlier >= 0):
-        text = f"nearly repeats {ledger.named(rows[first[earlier[place]]])}"
-        ledger.note(int(index[place]), Problem("near_unique", text))
-    ledger.measure("near_copies_before", index, earlier >= 0)
+    so the first pair decides for all. Desirable responses are not compared with undesirable ones, which SFT does not
+    learn."""
+    undesirable = ledger.facts["desirable"][texts.index] == 0
+    for some in (np.flatnonzero(~undesirable), np.flatnonzero(undesirable)):
+        index = texts.index[some]
+        rows = ledger.facts["row"][index]
+        _, first, of_row = np.unique(rows, return_index=True, return_inverse=True)
+        earlier = near_earlier(texts.sketch, near.jaccard, order=some[first])[of_row]
+        for place in np.flatnonzero(earlier >= 0):
+            text = f"nearly repeats {ledger.named(rows[first[earlier[place]]])}"
+            ledger.note(int(index[place]), Problem("near_unique", text))
+        ledger.measure("near_copies_before", index, earlier >= 0)
 
 
 def near_training(

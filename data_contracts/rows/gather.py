@@ -168,7 +168,7 @@ def detected(source: RowSource) -> tuple[str, Iterable[RawRow]]:
     first = list(islice(raws, DETECT_ON))
     shape = shape_of(first, source.options) if source.name == "preferences" else None
     if source.name == "preferences":
-        name = shape.format if shape else pairs.detect(first, source.title)
+        name = shape.format if shape else pairs.detect(first, source.title, source.options.score)
     elif source.name == "demonstrations":
         name = demonstrations.detect(first, source.title)
     else:

@@ -7,7 +7,10 @@ from typing import NamedTuple
 from components.base.errors import UserError
 from components.base.settings import keyed_values
 from components.base.text import counted
+from components.data.formats.labels import KTO
+from components.data.inputs import of_kind
 from components.gates.methods import DIRECT_METHODS, is_used
+from data_contracts.rows.gather import RowSource, detected
 from flows.base_run import Base, changed_before, choose_base, earlier_stages
 from flows.config.profiles import Override, apply_overrides, profile_name
 from flows.config.run_config import (
@@ -30,6 +33,7 @@ from flows.sources import Sources, find_sources, kept_sft
 from tasks.allowed import refuse_outside
 from tasks.execution.attempts import Attempts
 from tasks.execution.context import NO_PINS, Execution, Reporting, Reuse, RunContext, refreshed
+from tasks.result import Input
 from tasks.runs.config import profile_values
 from tasks.runs.status import load_status, run_of_flow
 from tasks.stages import OPTIONAL, PIPELINE, STAGES, reaches
@@ -175,6 +179,8 @@ def _prepare(
     ends = {"until": until} if until not in (None, PIPELINE[-1]) else {}
     again = again or (base.run if base is not None else None)
     sources = find_sources(config, home, taken=pinned, again=again, until=until)
+    if with_ppo and config.policy.method == "kto":
+        _check_single_labels(config, sources.data)
     method = {} if config.policy.method == "ppo" else {"method": config.policy.method}
     origin |= ends | method | resolved_reference(config, sources.data)
     always = ("ppo",) if with_ppo and has_unversioned(config) else ()
@@ -319,6 +325,19 @@ def _check_judge(what: str, stages: Iterable[str], config: RunConfig) -> None:
             raise UserError(
                 f"{what} {stage}: the run has no judge. Name its pairs, for example --set data.judge_preferences=FILE."
             )
+
+
+def _check_single_labels(config: RunConfig, data: Mapping[str, Input]) -> None:
+    """Raise UserError if the demonstrations have labels: the pairs beside them would be the generator's."""
+    labels = None if of_kind(data, "preferences") else data.get("demonstrations")
+    if labels is None or not labels.path.exists():
+        return
+    if detected(RowSource.named("demonstrations", labels.path, config.data))[0] == KTO:
+        raise UserError(
+            f"policy.method=kto: {labels.path} has single labels, and data.preferences names no pairs, from which the "
+            "reward model and KTO learn too. Name a file of pairs. If prompts have responses with both labels and the "
+            "fields `prompt` and `response`, name the same file with data.score.name=label."
+        )
 
 
 def check_stages(what: str, stages: Iterable[str], names: Sequence[str] = _KNOWN) -> None:

@@ -25,7 +25,7 @@ from components.gates.renamed import present_options
 from components.gates.table import GATES
 from components.human_eval.comparison.model_pairs import RESULT
 from components.keys.code_version import CodeVersion
-from components.ppo.alarm_table import WINDOW, chosen_alarm
+from components.ppo.alarm_table import LOG_RATIO, WINDOW, chosen_alarm
 from components.store.store import ArtifactStore, Record
 from data_contracts.expectations.suites import first_rows
 from flows.config.removed import REMOVED
@@ -104,7 +104,8 @@ class StageFacts:
 
         `chosen` follows its gate, which may have changed since, and so is found in the history.
         """
-        rows, limit = self.rows("history.jsonl"), self.bound("policy.chosen_log_ratio")
+        rows = [row for row in self.rows("history.jsonl") if LOG_RATIO in row]
+        limit = self.bound("policy.chosen_log_ratio")
         assert not isinstance(limit, tuple)
         chosen = (chosen_alarm(rows[max(0, end - WINDOW) : end], limit) for end in range(1, len(rows) + 1))
         return [*(self.document("metadata.json") or {}).get("alarms", []), *islice(filter(None, chosen), 1)]

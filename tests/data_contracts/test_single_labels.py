@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.base.errors import UserError
-from components.data.config import DataConfig
+from components.data.config import DataConfig, ScoreDifferenceConfig
 from components.data.formats.demonstrations import detect, parse_demonstration
 from components.data.rows import RawRow
 from components.data.splits import SPLITS, prompt_key, split_of
@@ -85,12 +85,12 @@ def test_single_labels_are_judged_like_other_rows(published: Any) -> None:
     folder, metrics = published
     kept_out = [json.loads(line) for line in (folder / "artifact/quarantine.jsonl").read_text().splitlines()]
     reasons = {row["row"]: row["reasons"] for row in kept_out}
-    assert set(reasons) == {2, 91, 92, 93, 94, 95}
-    assert "contradicts row 91" in reasons[2] and "contradicts row 2" in reasons[91]
+    assert set(reasons) == {92, 93, 94, 95}
     assert reasons[92] == ["duplicate of row 3"] and "empty response: response" in reasons[95]
-    assert metrics["data/quarantined"] == 6 and metrics["data/contract"] == 1
+    assert metrics["data/quarantined"] == 4 and metrics["data/contract"] == 1
     report = {found["name"]: found for found in json.loads((folder / "artifact/report.json").read_text())}
     assert report["desirable"]["rows"] == 30 + 4 and report["consistent"]["source"] == "demonstrations"
+    assert report["consistent"]["row_numbers"] == [2, 91], "in no file of single labels, but taught"
     assert (metrics["data/desirable"], metrics["data/undesirable"]) == (59, 30)
 
 
@@ -113,13 +113,39 @@ def test_single_labels_are_split_with_their_prompts(published: Any) -> None:
 def test_sft_imitates_the_desirable_responses_alone(published: Any) -> None:
     folder, metrics = published
     taught = [row for split in ("train", "heldout") for row in lines(folder, f"demonstrations.{split}")]
-    assert {row["row"] for row in taught} == {i for i in range(1, 91) if (i - 1) % 3 > 0 and i != 2}
-    assert metrics["data/demonstrations"] == len(taught) == 59
+    assert {row["row"] for row in taught} == {i for i in range(1, 91) if (i - 1) % 3 > 0}
+    assert metrics["data/demonstrations"] == len(taught) == 60
     assert set(taught[0]) == {"prompt", "response", "row", "source"}
+
+
+@pytest.mark.parametrize("undesirable_first", [False, True])
+@pytest.mark.parametrize("ratings", [1, 5])
+def test_raters_who_disagree_cost_sft_nothing(
+    ratings: int, undesirable_first: bool, validate: Any, tmp_path: Path
+) -> None:
+    """90 responses, 9 of them with one label of the other kind: SFT learns all, KTO the other 81."""
+    rows = [
+        {"prompt": f"matter {i}", "completion": f"reply {i} of some words", "label": j > 0}
+        for i in range(90)
+        for j in range(ratings + 1)
+        if j > 0 or i < 9
+    ]
+    inputs = {
+        "preferences": write(tmp_path / "pairs.jsonl", pairs(0, 90)),
+        "demonstrations": write(tmp_path / "kto.jsonl", rows if undesirable_first else rows[::-1]),
+    }
+    metrics = validate(tmp_path, inputs, checks={"near_unique": {"severity": "quarantine", "threshold": 1}})
+    assert (metrics["data/demonstrations"], metrics["data/desirable"], metrics["data/undesirable"]) == (90, 81, 0)
+    assert metrics["data/contract"] == 1
+    report = json.loads((tmp_path / "artifact/report.json").read_text())
+    (found,) = (found for found in report if (found["source"], found["name"]) == ("demonstrations", "consistent"))
+    assert found["rows"] == 18
 
 
 def test_data_without_labels_have_no_file_of_them(validate: Any, tmp_path: Path) -> None:
     demonstrations = [{"prompt": row["prompt"], "completion": row["completion"]} for row in labelled(0, 60)]
+    unlearned = {"role": "assistant", "content": "hello", "weight": 0}
+    demonstrations.append({"prompt": "hi", "completion": "hello", "messages": [unlearned]})
     inputs = {
         "preferences": write(tmp_path / "pairs.jsonl", pairs(0, 90)),
         "demonstrations": write(tmp_path / "demonstrations.jsonl", demonstrations),
@@ -132,30 +158,60 @@ def test_data_without_labels_have_no_file_of_them(validate: Any, tmp_path: Path)
     assert ("demonstrations", "consistent") not in checks and ("demonstrations", "desirable") in checks
 
 
-def test_single_labels_alone_ask_for_pairs(validate: Any, tmp_path: Path) -> None:
+def test_single_labels_alone_are_read_beside_the_generators_pairs(validate: Any, tmp_path: Path) -> None:
+    """SFT learns the desirable ones. A launch refuses KTO, which would train on those pairs."""
     path = write(tmp_path / "kto.jsonl", labelled(0, 60))
-    with pytest.raises(UserError, match=r"single labels \(KTO\), and data.preferences names no pairs.*data.score.name"):
-        validate(tmp_path, {"demonstrations": path})
+    assert validate(tmp_path, {"demonstrations": path})["data/desirable"] == 40
     with pytest.raises(UserError, match=r"policy.method=kto all labels.*data.score.name=label makes pairs"):
         look_at("preferences", path, DataConfig())
 
 
-def test_labels_of_one_prompt_make_pairs(validate: Any, tmp_path: Path) -> None:
+COLUMNS = {
+    "TRL": {"response": "completion"}, "TRL's conversations": {"response": "completion"}, "words": {},
+    "Alpaca": {"prompt": "instruction", "response": "output"}, "flag": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", COLUMNS)
+def test_labels_of_one_prompt_make_pairs(form: str, validate: Any, tmp_path: Path) -> None:
+    """Prompts 80 to 89 have desirable responses alone. A response that is in a pair is no single label too."""
     rows = [
-        {"prompt": f"question {i}", "completion": f"{word} {i} indeed", "label": word == "good"}
+        carried(form, f"question {i}", f"{word} {i} indeed", word == "good")
         for i in range(90)
-        for word in ("good", "bad")
+        for word in (("good", "bad") if i < 80 else ("good",))
     ]
     path = write(tmp_path / "kto.jsonl", rows)
-    score = {"score": {"name": "label"}, "columns": {"response": "completion"}}
-    metrics = validate(tmp_path, {"preferences": path, "demonstrations": path}, **score)
-    assert metrics["data/pairs"] == metrics["data/desirable"] == metrics["data/undesirable"] == 90
+    options = {"score": {"name": "is_safe" if form == "flag" else "label"}, "columns": COLUMNS[form]}
+    metrics = validate(tmp_path, {"preferences": path, "demonstrations": path}, **options, label_values=MEANINGS)
+    assert (metrics["data/pairs"], metrics["data/desirable"], metrics["data/undesirable"]) == (80, 10, 0)
+    assert metrics["data/demonstrations"] == 90
     row = lines(tmp_path, "pairs.train")[0]
     assert row["chosen"].startswith("good") and row["rejected"].startswith("bad") and row["margin"] == 1
 
 
-def test_undesirable_responses_alone_are_refused(tmp_path: Path) -> None:
+def test_labels_written_as_text_make_pairs(validate: Any, tmp_path: Path) -> None:
+    labels = [(i, label) for i in range(90) for label in ("True", "False")]
+    rows = [{"prompt": f"question {i}", "response": f"{label} {i}", "label": label} for i, label in labels]
+    path = write(tmp_path / "kto.jsonl", rows)
+    metrics = validate(tmp_path, {"preferences": path, "demonstrations": path}, score={"name": "label"})
+    assert metrics["data/pairs"] == 90 and lines(tmp_path, "pairs.train")[0]["chosen"].startswith("True")
+    assert "data/desirable" not in metrics, "all are in pairs"
+
+
+def test_no_message_recommends_what_is_set(tmp_path: Path) -> None:
+    labels = [(i, word) for i in range(9) for word in ("good", "bad")]
+    rows = [carried("LLaMA-Factory", f"question {i}", f"{word} {i}", word == "good") for i, word in labels]
+    path = write(tmp_path / "kto.jsonl", rows)
+    with pytest.raises(UserError, match=r"write each as `prompt` and `response`.*data.score.name=label makes pairs"):
+        look_at("preferences", path, DataConfig())
+    with pytest.raises(UserError, match=r"write each as `prompt` and `response` \(.*`completion`\)\.$"):
+        look_at("preferences", path, DataConfig(score=ScoreDifferenceConfig(name="kto_tag")))
+
+
+def test_undesirable_responses_alone_are_refused(validate: Any, tmp_path: Path) -> None:
     path = write(tmp_path / "kto.jsonl", [row | {"label": False} for row in labelled(0, 20)])
+    with pytest.raises(UserError, match=r"no demonstration is left to train on \(0 .* of 20 rows, 20 labelled undesir"):
+        validate(tmp_path, {"demonstrations": path})
     with pytest.raises(UserError, match=r"no valid demonstration in 20 rows.*labelled undesirable"):
         look_at("demonstrations", path, DataConfig())
 

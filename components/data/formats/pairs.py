@@ -97,8 +97,8 @@ class Parsed(NamedTuple):
     """The first annotator who voted more than once; only the first vote of each counts."""
 
 
-def detect(rows: Sequence[RawRow], path: object) -> str:
-    """Return the format of most of the first rows, by their fields.
+def detect(rows: Sequence[RawRow], path: object, score: str | None = None) -> str:
+    """Return the format of most of the first rows, by their fields. `score` is `data.score.name`.
 
     Raises:
         UserError: they have no known format; the message names the fields found and those expected.
@@ -108,11 +108,12 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
         return form
     refuse_unreadable(rows, path)
     if any(is_kto_row(row.data) for row in rows if row.problem is None):
+        pairs = "" if score else ", and data.score.name=label makes pairs of them"
         raise UserError(
             f"{path}: its rows are single responses with a label (KTO), and a reward model learns from two responses "
             "to one prompt. Give the file as data.demonstrations: SFT learns the desirable responses, and "
-            "policy.method=kto all labels. If prompts have responses with both labels, data.score.name=label makes "
-            "pairs of them (with data.columns.response=completion if they are in `completion`)."
+            f"policy.method=kto all labels. If prompts have responses with both labels, write each as `prompt` and "
+            f"`response` (data.columns.response=completion if they are in `completion`){pairs}."
         )
     sides = [side for side in ("chosen", "rejected") if side in fields]
     missing = ({"chosen", "rejected"} - set(sides)).pop() if len(sides) == 1 else None

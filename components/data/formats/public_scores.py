@@ -5,6 +5,7 @@ from itertools import combinations
 from typing import Any
 
 from components.data.formats.gathered_rows import as_seen, gathered
+from components.data.formats.labels import desirable
 from components.data.formats.pairs import number_field, text_field
 from components.data.formats.public_fields import (
     PROMPT_FIELDS,
@@ -127,13 +128,13 @@ def _score(options: ReadingOptions) -> str:
 
 
 def gathered_by_prompt(rows: Iterable[RawRow], options: ReadingOptions) -> Iterator[RawRow]:
-    """Yield a row for each prompt with all its scored responses."""
+    """Yield a row for each prompt with all its scored responses. A label (KTO) is a score too, 1 or 0."""
 
     def add(row: RawRow, first: RawRow, scored: dict[Any, Any]) -> None:
         refuse_parts(row.data)
-        response, score = text_field(row.data, "response"), _score(options)
-        value = row.data.get(score)  # a label (KTO) is a score too
-        scored[row.number] = response, number_field(int(value) if isinstance(value, bool) else value, score)
+        response, score = response_of(row.data, "response"), _score(options)
+        wanted = desirable({"label": row.data.get(score)}, options.label_values, False)
+        scored[row.number] = response, number_field(row.data.get(score) if wanted is None else int(wanted), score)
 
     def whole(data: Data, scored: dict[Any, Any]) -> Data:
         return {**kept_fields(data), **{name: data.get(name) for name in _PROMPT}, "scored": [*scored.values()]}

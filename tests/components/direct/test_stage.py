@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,9 +21,12 @@ from components.direct import pair_training, stage
 from components.direct.config import PolicyConfig
 from components.direct.pair_training import PairBatch
 from components.gates.judging import GatesConfig, judge
-from components.models.batching import encode_prompt, encode_response
+from components.models.batching import LengthBuckets, encode_prompt, encode_response
 from components.models.folders import load_causal_lm
+from components.ppo import models
 from components.ppo.models import Models
+from components.training.loop import TrainingExamples
+from components.training.updates import Update
 from tests.components.conftest import GENERATION, RUNTIME
 from tests.faults.sample import SEED
 from tests.forks import Forked
@@ -223,6 +227,69 @@ def test_kto_learns_single_labels(labelled: Any, tmp_path: Path) -> None:
     assert sum("direct/accuracy" in row for row in rows) == 6, "only the batches with the pair have an accuracy"
 
 
+def test_every_response_weighs_the_same_in_an_epoch(
+    labelled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The derivatives of the batches' losses by each pair's own, in batches of similar length: half as much of a
+    single label as of a pair, which has two responses."""
+    weights, expected, losses = list[float](), list[float](), list[Any]()
+
+    def fit(_: Any, examples: TrainingExamples, config: PolicyConfig, **rest: Any) -> int:
+        batches = LengthBuckets(examples.lengths, config.batch_size, random.Random(0))
+        whole = [batch for batch in batches if len(batch) == 16]
+        given = np.asarray(examples.weights)
+        assert len(whole) == 4 and len({given[batch].mean() for batch in whole}) > 2
+        for batch in whole:
+            assert examples.prepare is not None
+            examples.prepare(batch)
+            for micro in (batch[:3], batch[3:]):
+                loss, metrics = examples.loss(micro)
+                assert metrics["direct/loss"] == 1
+                (loss * (given[micro].sum() / given[batch].sum())).backward()
+                weights.extend(losses[-1].grad.tolist())
+                expected.extend(given[micro] / given.mean() / 16)
+        raise KeyboardInterrupt
+
+    def leaf(_: PolicyConfig, batch: PairBatch) -> torch.Tensor:
+        losses.append(torch.ones_like(batch.chosen, requires_grad=True))
+        return losses[-1]
+
+    monkeypatch.setitem(pair_training.LOSSES, "kto", leaf)
+    monkeypatch.setattr(pair_training, "fit", fit)
+    with pytest.raises(KeyboardInterrupt):
+        labelled.run("direct", tmp_path, method="kto", max_pairs=40, desirable_weight=0.8)
+    assert weights == pytest.approx(expected) and len({round(weight, 6) for weight in expected}) == 2
+
+
+def test_log_ratios_weigh_a_label_as_a_pairs_response(
+    labelled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The means over 3 pairs' log-ratios of 1 and 4 labels' of 0, of which one label is undesirable."""
+    ratios: dict[str, float] = {}
+
+    def fit(_: Any, examples: TrainingExamples, *rest: Any, observers: Any, **more: Any) -> int:
+        weights = np.asarray(examples.weights)
+        pairs, labels = np.flatnonzero(weights == 1)[:3].tolist(), np.flatnonzero(weights < 1)[1:5].tolist()
+        _, metrics = examples.loss(pairs + labels)
+        numbers = {name: float(value) for name, value in metrics.items()}
+        update = Update(number=1, total=1, model=None, metrics=numbers, tokens=0)
+        ratios.update(observers["parts"].on_update(update).metrics)
+        raise KeyboardInterrupt
+
+    def logprobs(model: Any, pad_id: int, batch: Any, runtime: Any) -> torch.Tensor:
+        """Those of the pairs' responses are 1."""
+        count = len(batch) // 2
+        return torch.tensor(([1.0] * 3 + [0.0] * (count - 3)) * 2)
+
+    monkeypatch.setattr(pair_training, "response_logprobs", logprobs)
+    monkeypatch.setattr(pair_training, "reference_logprobs", lambda _, __, examples, *rest: [0.0] * len(examples))
+    monkeypatch.setattr(pair_training, "fit", fit)
+    with pytest.raises(KeyboardInterrupt):
+        labelled.run("direct", tmp_path, method="kto")
+    assert ratios["direct/chosen_log_ratio"] == pytest.approx(3 / 6)
+    assert ratios["direct/rejected_log_ratio"] == pytest.approx(3 / 4)
+
+
 def test_labels_out_of_balance_are_warned_of(labelled: Any, tmp_path: Path, interrupting: Any) -> None:
     warns = pytest.warns(UserWarning, match=r"advise 1 to 1.33. Set policy.desirable_weight=\d")
     with warns, pytest.raises(KeyboardInterrupt):  # before the first step ends, not after hours
@@ -276,6 +343,22 @@ def test_gradient_checkpointing_changes_no_weight(
 ) -> None:
     stages.run("direct", tmp_path, gradient_checkpointing=True)
     assert digests(tmp_path / "artifact") == digests(undisturbed("dpo")[0] / "artifact")
+
+
+@pytest.mark.parametrize(("method", "loads"), [("dpo", 3), ("kto", 2)])
+def test_no_model_that_stays_is_loaded_again(
+    method: str, loads: int, stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy, SFT, and SFT again where it was freed."""
+    calls, load = [], models.load_causal_lm
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return load(*arguments)
+
+    monkeypatch.setattr(models, "load_causal_lm", counted)
+    stages.run("direct", tmp_path, method=method, evaluate_every=None, max_pairs=16)
+    assert len(calls) == loads
 
 
 @pytest.mark.parametrize(

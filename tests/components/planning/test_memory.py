@@ -103,6 +103,13 @@ def test_a_step_on_pairs_holds_two_sequences_a_pair_and_no_critic() -> None:
     assert ("ppo", "sampling") in best and not {("ppo", "sampling"), ("ppo", "watching")} & dpo.keys()
 
 
+def test_the_frozen_pass_is_over_both_responses_of_a_pair_or_as_many() -> None:
+    """Best of n scores as PPO's code measures: 2 `micro_batch_size` responses at once."""
+    dpo, best = planned(direct("dpo"))["ppo", "frozen pass"], planned(direct("best_of_n"))["ppo", "frozen pass"]
+    for part in ("activations", "logits"):
+        assert best.parts[part] == dpo.parts[part], part
+
+
 def test_a_direct_training_without_evaluations_holds_no_frozen_model_that_it_does_not_use() -> None:
     sft, reward = 2 * MATRICES + 4 * (P - MATRICES), 2 * MATRICES + 4 * (SCALAR - MATRICES)
     watched = planned(direct("dpo", evaluate_every=2)._replace(judge=True))

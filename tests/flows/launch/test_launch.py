@@ -18,7 +18,7 @@ from components.models.runtime import Gpus
 from flows.config.profiles import parse_override
 from flows.config.run_config import check_config, load_config, to_values
 from flows.launch.begin import Launch, new_run, rerun
-from flows.launch.label_runs import scoring
+from flows.launch.label_runs import compare, scoring
 from flows.launch.reports import what_is_simulated
 from flows.launch.request import Request
 from flows.launch.run_computing import compute, first_to_compute
@@ -31,6 +31,7 @@ from tasks.result import Given, StageResult
 from tasks.runs.config import run_values
 from tasks.runs.status import list_runs, load_status
 from tasks.stages import PIPELINE, Stage
+from tests.splits import pairs, write
 
 
 def begin(home: Path, *changes: str) -> Launch:
@@ -580,3 +581,34 @@ def test_a_run_that_ends_before_ppo_needs_no_reward_source(tmp_path: Path) -> No
     assert end(new_run(tmp_path, "tiny", config, request=Request(until="reward")))
     with pytest.raises(UserError, match="there is no module absent"):
         new_run(tmp_path, "tiny", config, request=Request(until="ppo"))
+
+
+def test_a_comparisons_config_can_be_read_again(tmp_path: Path) -> None:
+    """Its gates are those on raters, so an alarm that stops a training has no limit there."""
+    home, models = tmp_path / "home", []
+    finish(begin(home, "policy.method=dpo", "policy.stop_on_alarm=true", "gates.policy.chosen_log_ratio=-20"))
+    for name in ("one", "other"):
+        models.append(str(tmp_path / name))
+        Path(models[-1]).mkdir()
+        (Path(models[-1]) / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "name": name}))
+    run = end(compare(home, models, overrides=[parse_override("human_eval.judges=people")]))
+    again = check_config(run_values(home, run), source=f"run {run}")
+    assert again.policy.method == "dpo" and not again.policy.stop_on_alarm and again.chosen_limit is None
+
+
+@pytest.mark.parametrize("label", ["label", "is_safe"])
+def test_kto_is_refused_labels_beside_the_generators_pairs(label: str, tmp_path: Path) -> None:
+    """Other methods, and SFT alone, do not train on the labels."""
+    rows = [{"prompt": f"question {i}", "response": f"reply {i}", label: i % 3 > 0} for i in range(20)]
+    labels = write(tmp_path / "kto.jsonl", rows)
+    plain = write(tmp_path / "sft.jsonl", [{name: row[name] for name in ("prompt", "response")} for row in rows])
+    home, given, kto = tmp_path / "home", f"data.demonstrations={labels}", "policy.method=kto"
+    with pytest.raises(UserError, match=r"kto.jsonl has single labels, and data.preferences names no pairs"):
+        begin(home, given, kto)
+    assert not list_runs(home)
+    for changes in ([given, "policy.method=dpo"], [kto, f"data.demonstrations={plain}"], [given]):
+        end(begin(home, *changes))
+    config = load_config("tiny", [parse_override(text) for text in (given, kto)]).resolved()
+    end(new_run(home, "tiny", config, Request(until="sft")))
+    preferences = write(tmp_path / "pairs.jsonl", pairs(0, 20))
+    end(begin(home, given, kto, f"data.preferences={preferences}"))

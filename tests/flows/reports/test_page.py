@@ -65,7 +65,9 @@ def test_the_stored_numbers_are_on_the_page(tmp_path: Path) -> None:
     for words in (
         "Profile tiny, project tether, seed 0; started 20", "PASS policy. kl 2.789 ≤ 5 44 % below the bound",
         "rows quarantined 2",
-        "preferences: unique PASS 2 are quarantined The row repeats no other. 17, 230", "loss, nats per token 0.4321",
+        "preferences: unique PASS 2 are quarantined The row repeats no other. 17, 230",
+        "demonstrations: desirable PASS 1 stay, those of weight 0 are quarantined Labelled desirable. 5",
+        "loss, nats per token 0.4321",
         "0.8123 (0.7712 to 0.8467), on 200 pairs", "100 0.85 0.8334 0.7512 0.8923", "2.345, upper end 2.789",
         "Prompt 4 the worst KL user: asked 4", "score 0.04 · KL 9.75 nats · 4 tokens", "Prompt 8 the highest reward",
         "mean score falls by 1.25 SFT deviations user: asked 2 SFT sft says 2", "KL of 61.5 nats user: asked 3",

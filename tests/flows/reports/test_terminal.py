@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +91,15 @@ def test_a_run_says_which_alarms_were_raised_and_what_carries_kl_as_its_artifact
 
 
 def test_the_alarm_of_falling_chosen_responses_follows_its_gate(tmp_path: Path) -> None:
-    """Means of the last 8 updates: 0, -1, ..., -7, then -9, -11: below -8 after update 9, and never below -20."""
+    """Means of the last 8 batches: 0, -1, ..., -7, then -9, -11: below -8 after update 17, as every other update's
+    batch has chosen responses, and never below -20."""
     store, out = ArtifactStore(tmp_path / "home"), tmp_path / "out"
     out.mkdir()
     ratios = [0.0, -2, -4, -6, -8, -10, -12, -14, -16, -18]
-    write_rows(out / "history.jsonl", [{"update": i, "direct/chosen_log_ratio": x} for i, x in enumerate(ratios, 1)])
+    rows = [[{"direct/chosen_log_ratio": ratio}, {"direct/rejected_log_ratio": 1.0}] for ratio in ratios]
+    write_rows(out / "history.jsonl", [{"update": i, **row} for i, row in enumerate(chain(*rows), 1)])
     record = store.publish("7" * 64, out, None, {"stage": "ppo", "run": "r1", "metrics": {}, "parts": {}})
-    for threshold, alarms in ((-8.0, ["Alarms of ppo: chosen at update 9."]), (-20.0, []), (None, [])):
+    for threshold, alarms in ((-8.0, ["Alarms of ppo: chosen at update 17."]), (-20.0, []), (None, [])):
         gate = GATE.model_copy(update={"name": "policy.chosen_log_ratio", "threshold": threshold})
         ppo = PPO.model_copy(update={"key": record.key, "digest": record.digest, "gates": [gate]})
         assert what_ppo_watched(tmp_path / "home", STATUS.model_copy(update={"stages": [ppo]})) == alarms

@@ -1,0 +1,15 @@
+"""The alarm `chosen`: which updates it compares with its limit."""
+
+from components.direct.direct_observers import ChosenAlarm
+from components.training.updates import Update
+
+
+def test_the_alarm_compares_the_last_8_batches_with_a_chosen_one() -> None:
+    """Batches of undesirable single labels (KTO) have no log-ratio: their updates do not count."""
+    alarm, raised = ChosenAlarm(limit=-2.5, stops=False), []
+    ratios = [-1.0] * 7 + [None] * 9 + [-9.0, None, -9.0]
+    for number, ratio in enumerate(ratios, 1):
+        metrics = {} if ratio is None else {"direct/chosen_log_ratio": ratio}
+        alarm.on_update(Update(number=number, total=20, model=None, metrics=metrics, tokens=0))
+        raised.append(alarm.raised)
+    assert raised == [0] * 18 + [19]
