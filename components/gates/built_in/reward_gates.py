@@ -59,7 +59,8 @@ REWARD_GATES = (
     ),
     Gate(
         "reward.length_gain_low", ">", "accuracy above a length-only rule, lower end",
-        cause="The reward model is no better than a rule that only compares lengths. A policy would learn to change length.",
+        cause="The reward model is no better than a rule that only compares lengths. A policy would learn to change "
+        "length.",
         remedy="Add pairs whose longer response loses to `data.preferences`, or raise `reward.epochs` if accuracy is "
         "low too.",
         changes=MORE_EPOCHS, command="tether data check FILE --out findings",
