@@ -155,15 +155,15 @@ def training(host: Host) -> Lines:
 
 
 def stages(
-    home: Path, device: str, *, on: bool, until: str = "ppo", options: Iterable[str] = (), profile: str = "tiny"
-) -> dict[str, Any]:
+    home: Path, device: str, *, on: bool, until: str = "ppo", options: Iterable[str] = (), profile: str = "tiny",
+    compute: Callable[..., Any] = lambda stage, *given: stage.load_run()(*given),
+) -> dict[str, Any]:  # fmt: skip
     """Run the stages of a profile that are missing in `home`; returns the digests, and a time and the metrics of each
     update of PPO. What the home holds as `data` and `base` are their inputs."""
     from components.base.hashing import digest_file, digest_json
     from components.models.runtime import activate
     from flows.config.profiles import parse_override
     from flows.config.run_config import load_config
-    from tasks.stages import STAGES
     from tests.support_desk_data import make_data
 
     given = [f"runtime.device={device}", "runtime.dtype=bfloat16", f"runtime.cuda_graphs={on}", *options]
@@ -173,19 +173,19 @@ def stages(
     inputs = {name: home / name for name in ("data", "base") if (home / name).exists()}
     times, digests, start = [], {}, time.perf_counter()
     for name in ("sft", "reward", "ppo"):
-        stage, out, began = STAGES[name], home / name, time.perf_counter()
+        stage, out, began = config.stage(name), home / name, time.perf_counter()
         job = config.stage_job(stage)
         job = job.model_copy(update={"runtime": job.runtime.resolve()})
         activate(job.runtime)
 
-        def observe(number: int, metrics: Any, *_: Any, name: str = name, **__: Any) -> None:
-            if metrics and name == "ppo":
+        def observe(step: int, metrics: Any, *_: Any, **__: Any) -> None:
+            if "ppo/kl" in metrics:
                 times.append((time.perf_counter(), dict(metrics)))
                 numbers = ", ".join(f"{metrics[f'ppo/{metric}']:.4g}" for metric in ("kl", "proxy_reward", "beta"))
-                print(f"update {number}: {numbers} {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+                print(f"update {step}: {numbers} {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
 
         if not (out / "done").exists():
-            stage.load_run()(job, inputs, out, observe)
+            compute(stage, job, inputs, out, observe)
             (out / "done").touch()
         print(f"{name}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
         inputs[name] = out / "artifact"
@@ -218,6 +218,110 @@ def repeated(host: Host) -> Lines:
     yield {**started, **digests}
     if len(set(digests.values())) > 1:
         raise SystemExit("the digests differ")
+
+
+def direct(host: Host) -> Lines:
+    """DPO and online DPO of tiny twice, with graphs: equal digests."""
+    home = host.folder / "reward"
+    stages(home, host.device, on=True, until="reward", options=TINY)
+    for method, given in (("dpo", []), ("online_dpo", ["ppo.learning_rate=3e-4"])):
+        digests = []
+        for turn in ("once", "again"):
+            copied = shutil.copytree(home, host.folder / f"{method} {turn}")
+            found = stages(copied, host.device, on=True, options=[f"policy.method={method}", *given])
+            digests.append(found["digests"]["ppo"])
+        yield {"method": method, "digests": digests}
+        if len(set(digests)) > 1:
+            raise SystemExit("the digests differ")
+
+
+class ManyRanks(int):
+    """The number of ranks, for `spread`, which does not shard the models of a single one."""
+
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+
+def run_sharded(job: Any, inputs: Mapping[str, Path], out: Path, observe: Any) -> dict[str, float]:
+    """Compute the stage of a job on one rank whose models are sharded as those of several are."""
+    from unittest.mock import patch
+
+    from components.distributed import sharding
+    from tasks.stages import STAGES
+
+    stage = next(stage for stage in STAGES.values() if stage.job == f"{type(job).__module__}:{type(job).__name__}")
+    job = job.model_copy(update={"runtime": job.runtime.model_copy(update={"sharding": "zero3"})})
+    with patch.object(sharding, "size", lambda: ManyRanks(1)):
+        return dict(stage.load_run()(job, inputs, out, observe))
+
+
+def launched(stage: Any, job: Any, inputs: Mapping[str, Path], out: Path, observe: Any) -> None:
+    """Compute a stage by `run_sharded` in a process that the elastic agent starts."""
+    from components.distributed.launching import Program, launch
+    from tasks.rank_processes import WITHIN
+
+    out.mkdir()
+    program = Program("tests.bench.gpu.gpu:run_sharded", stage.job, "components.models.runtime:activate", WITHIN)
+    launch(program, stage.name, job, inputs, out, observe, 1, 120.0)
+
+
+def sharded(host: Host) -> Lines:
+    """The stages of tiny by FSDP2's shards over NCCL, on one rank, beside the plain process."""
+    for dtype in ("float32", "bfloat16"):
+        options, homes = (
+            [*TINY, "ppo.updates=3", f"runtime.dtype={dtype}"],
+            [host.folder / dtype, host.folder / f"{dtype} sharded"],
+        )
+        plain = stages(homes[0], host.device, on=False, options=options)["digests"]
+        shards = stages(homes[1], host.device, on=False, options=options, compute=launched)["digests"]
+        yield {"dtype": dtype, "plain": plain, "sharded": shards}
+        yield {
+            stage: _differences(*(home / stage / "artifact" for home in homes)) for stage in ("sft", "reward", "ppo")
+        }
+
+
+def _differences(plain: Path, shards: Path) -> dict[str, float]:
+    """The largest difference of two artifacts' weights, by file."""
+    from safetensors.torch import load_file
+
+    found = {}
+    for file in sorted(plain.rglob("*.safetensors")):
+        name = file.relative_to(plain).as_posix()
+        ours, theirs = load_file(file), load_file(shards / name)
+        found[name] = max(float((ours[key].float() - theirs[key].float()).abs().max()) for key in ours)
+    return found
+
+
+def decoding(host: Host) -> Lines:
+    """Decoding of a model of 8 B."""
+    from tests.bench.gpu import gpu_speed
+
+    size = "tiny" if host.quick else "8b"
+    model = gpu_speed.random_llama(size, host.device)
+    for rows in (4,) if host.quick else (8, 128):
+        for on in (False, True):
+            runtime = gpu_speed.runtime_on(host.device, graphs=on)
+            yield gpu_speed.sample(size, model, rows, (8,) if host.quick else (64,), runtime, host.bandwidth)
+
+
+def pairs(host: Host) -> Lines:
+    """DPO of SmolLM2 on Anthropic's pairs beside TRL's trainer, where their folder is at hand."""
+    if host.real is None:
+        return
+    from tests.bench.trl import direct as bench
+
+    out = host.folder / "pairs.jsonl"
+    command = [sys.executable, "-m", bench.__name__, "--device", host.device, "--out", str(out), "--sizes", "135m"]
+    command += ["--dtype", "bfloat16", "--rounds", "3", "--pairs", "512", "--batch", "16"]
+    command += ["--prompt", "128", "--response", "128", "--trl", str(host.real / "trl")]
+    command += ["--source", str(host.real / "pairs.jsonl.gz"), "--smollm2", str(host.real / "base")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    yield {"table": done.stdout.splitlines()}
+    yield from map(json.loads, out.read_text("utf-8").splitlines() if out.exists() else ())
+    if done.returncode:
+        raise SystemExit(f"tests.bench.trl.direct ended with exit code {done.returncode}")
 
 
 @contextlib.contextmanager
@@ -343,7 +447,11 @@ STEPS = {
     "memory": Step(30, memory, "reserved memory stays within 64 MB from the third batch on"),
     "training": Step(60, training, "135m: 140, 150 and 202 ms at 32, 64 and 256 rows; 1.2b: 106, 175 and 564 ms"),
     "repeated": Step(90, repeated, "three equal digests of PPO"),
-    "updates": Step(70, updates, "an update takes half the time with graphs"),
+    "direct": Step(60, direct, "two equal digests of each method"),
+    "sharded": Step(120, sharded, "weights equal in bfloat16, within 1e-6 in float32, as on the CPU"),
+    "decoding": Step(60, decoding, "8b: 40 ms a token; with graphs 6 to 8, 60 % of the bandwidth's limit at 8 rows"),
+    "pairs": Step(150, pairs, "at least 1.5 times TRL's pairs/s at no more than 0.8 of its memory"),
+    "updates": Step(160, updates, "an update takes half the time with graphs"),
     "sanitized": Step(150, sanitized, "0 errors"),
     "real": Step(420, real, "over the last 50 updates KL level near 3 and the raw score's rise above 0, as on CPUs"),
     "yardstick": Step(60, yardstick, "slower than graphs at 64 tokens without flash-attn"),

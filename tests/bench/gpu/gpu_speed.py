@@ -1,9 +1,10 @@
 """Speed of sampling and of training on one device, against its limits.
 
-Llamas of the shapes of SmolLM2-135M and Llama-3.2-1B with random weights, in bfloat16. Sampling: prompts of 16 to 64
-tokens. A step of decoding reads the weights (2 bytes each) and the keys and values of all rows once, and writes the
-logits (4 bytes each) once: its limit is these bytes over the bandwidth. Training: rows of 128 tokens whose last 64 are
-predicted; 6 operations a parameter and token, those of the output layer for predicted tokens alone, without attention.
+Llamas of the shapes of SmolLM2-135M, Llama-3.2-1B and Llama-3.1-8B with random weights, in bfloat16. Sampling: prompts
+of 16 to 64 tokens. A step of decoding reads the weights (2 bytes each) and the keys and values of all rows once, and
+writes the logits (4 bytes each) once: its limit is these bytes over the bandwidth. Training: rows of 128 tokens whose
+last 64 are predicted; 6 operations a parameter and token, those of the output layer for predicted tokens alone, without
+attention.
 """
 
 import time
@@ -29,6 +30,7 @@ SHAPES = {
     ),
     "135m": KNOWN["smollm2-135m"],
     "1.2b": KNOWN["llama-3.2-1b"],
+    "8b": KNOWN["llama-3.1-8b"],
 }
 LENGTH, STEPS = 128, 4
 PEAK = 989e12

@@ -82,6 +82,7 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
 
 def contrast(tethered: list[dict[str, Any]], other: list[dict[str, Any]]) -> str:
     """Paired over seeds with a 95 % t interval: proxy against the tethered run's, gold against SFT's own."""
+
     def interval(differences: list[float]) -> str:
         mean = mean_of(differences)
         return f"{mean.value:+.2f} [{mean.low:+.2f}, {mean.high:+.2f}]"

@@ -12,7 +12,7 @@ as the policy. bfloat16 is each side's own autocast. `--recompute` is gradient c
 
 Every measurement is a process of its own (`direct_side.py`). Sides alternate, in reversed order every second round;
 ratios are medians over `--rounds`, TRL / ours for time, ours / TRL for memory. Memory is the process's peak, less what
-the imports took or whole.
+the imports took or whole; on a GPU what torch's allocator gave out, and what it reserved.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def write_inputs(folder: Path, size: str, options: argparse.Namespace) -> None:
 
 def measure(options: argparse.Namespace, folder: Path, side: str, number: int, **what: Any) -> dict[str, Any]:
     """Run `direct_side.py`, or take what `--out` says it printed for the same before."""
-    given = {name: getattr(options, name) for name in ("threads", "batch", "prompt", "response", "recompute")}
+    given = {name: getattr(options, name) for name in ("threads", "batch", "prompt", "response", "recompute", "device")}
     given |= {"side": side, **what}
     asked = given | {"round": number, "pairs": options.pairs}
     if options.out and options.out.exists():
@@ -138,6 +138,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--response", type=int, default=64, help="most tokens of a response")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each side")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--recompute", action="store_true", help="gradient checkpointing on both sides")
     parser.add_argument("--quick", action="store_true", help="ours alone, once, on a tiny model and the built-in task")
     parser.add_argument("--source", type=Path, help="Anthropic's transcripts, .jsonl.gz")

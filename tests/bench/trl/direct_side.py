@@ -31,15 +31,21 @@ RATE, BETA = 1e-6, 0.1
 
 
 class Timed:
-    """Seconds of a training, of the clock and of the processor (all threads)."""
+    """Seconds of a training, of the clock and of the processor (all threads), once a GPU has done its work."""
 
     seconds = cpu = 0.0
+
+    def __init__(self, device: str) -> None:
+        """`device`: as torch names it."""
+        self.wait = torch.cuda.synchronize if device == "cuda" else lambda: None
 
     @contextlib.contextmanager
     def measure(self) -> Iterator[None]:
         """Time this block."""
+        self.wait()
         began, before = time.perf_counter(), time.process_time()
         yield
+        self.wait()
         self.seconds, self.cpu = time.perf_counter() - began, time.process_time() - before
 
 
@@ -94,7 +100,8 @@ def trls(job: DirectJob, folder: Path, timed: Timed) -> tuple[int, float]:
     config = job.policy
     with tempfile.TemporaryDirectory() as out, patch.object(DPOTrainer, "_prepare_dataset", lambda _, rows, *__: rows):
         options = DPOConfig(
-            output_dir=out, report_to="none", use_cpu=True, bf16=job.runtime.dtype == "bfloat16", disable_tqdm=True,
+            output_dir=out, report_to="none", use_cpu=job.runtime.device == "cpu",
+            bf16=job.runtime.dtype == "bfloat16", disable_tqdm=True,
             save_strategy="no", logging_strategy="epoch", seed=0, num_train_epochs=1,
             per_device_train_batch_size=config.batch_size, gradient_accumulation_steps=1, beta=BETA,
             gradient_checkpointing=config.gradient_checkpointing, precompute_ref_log_probs=True, max_length=None,
@@ -119,19 +126,23 @@ def trls(job: DirectJob, folder: Path, timed: Timed) -> tuple[int, float]:
 def main() -> None:
     """Measure what the argument says."""
     given = json.loads(sys.argv[1])
-    runtime = Runtime(device="cpu", dtype=given["dtype"], threads=given["threads"]).resolve()
+    runtime = Runtime(device=given["device"], dtype=given["dtype"], threads=given["threads"]).resolve()
     if given["side"] == "trl":
         import trl.trainer.dpo_trainer  # noqa: F401  what imports take is not counted
 
         torch.set_num_threads(runtime.threads)
     else:
         activate(runtime)
-    imports, timed = memory("VmRSS"), Timed()
+    on_gpu, timed = runtime.device == "cuda", Timed(runtime.device)
+    imports = memory("VmRSS")
     train = trls if given["side"] == "trl" else ours
     pairs, reference = train(job_of(given, runtime), Path(given["folder"]), timed)
     whole = memory("VmHWM")
+    peak = whole - imports
+    if on_gpu:
+        peak, whole = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     speeds = {"pairs_per_second": pairs / timed.seconds, "pairs_per_cpu_second": pairs / timed.cpu}
-    print(json.dumps({**speeds, "peak": whole - imports, "whole": whole, "reference": reference}))
+    print(json.dumps({**speeds, "peak": peak, "whole": whole, "reference": reference}))
 
 
 if __name__ == "__main__":
