@@ -246,15 +246,18 @@ class ManyRanks(int):
 
 def run_sharded(job: Any, inputs: Mapping[str, Path], out: Path, observe: Any) -> dict[str, float]:
     """Compute the stage of a job on one rank whose models are sharded as those of several are."""
-    from unittest.mock import patch
+    from unittest.mock import Mock, patch
 
     from components.distributed import sharding
     from tasks.stages import STAGES
 
     stage = next(stage for stage in STAGES.values() if stage.job == f"{type(job).__module__}:{type(job).__name__}")
     job = job.model_copy(update={"runtime": job.runtime.model_copy(update={"sharding": "zero3"})})
-    with patch.object(sharding, "size", lambda: ManyRanks(1)):
-        return dict(stage.load_run()(job, inputs, out, observe))
+    shard = Mock(wraps=sharding.fully_shard)
+    with patch.object(sharding, "size", lambda: ManyRanks(1)), patch.object(sharding, "fully_shard", shard):
+        metrics = dict(stage.load_run()(job, inputs, out, observe))
+    assert shard.called
+    return metrics
 
 
 def launched(stage: Any, job: Any, inputs: Mapping[str, Path], out: Path, observe: Any) -> None:
