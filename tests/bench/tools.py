@@ -50,7 +50,7 @@ def measured(module: str, given: dict[str, Any], threads: int, trl: Path | None 
         trl: the folder TRL was installed into, for TRL's side alone.
     """
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *([str(trl)] if trl else [])]),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), str(trl or ""), os.environ.get("PYTHONPATH")])),
         "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000", "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
         "ACCELERATE_MIXED_PRECISION": "bf16" if given.get("dtype") == "bfloat16" else "no",
