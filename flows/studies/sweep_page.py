@@ -1,44 +1,39 @@
 """Show a sweep's outcome: a table on the terminal, `sweep.json`, and a page with a chart and samples side by side."""
 
-import base64
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from components.base.files import write_whole
 from components.base.text import counted
 from components.gates.gate_text import number
-from components.keys.code_version import code_version
-from flows.reports.page import styled, template
+from flows.reports.page import picture, rendered
 from flows.studies.sweep import MEASURES, CellGroup, Sweep
 from tasks.execution.drawing import BLUE, GREY, ORANGE, PURPLE, RED, legend, new_figure, panel, plain, svg
 from tasks.execution.stage_progress import cell, say
 
 COLOURS, MARKERS = (BLUE, RED, ORANGE, PURPLE, GREY), "osD^v"
-
-
-def as_json(sweep: Sweep) -> dict[str, object]:
-    """Return what `tether sweep --json` prints."""
-    groups = [
-        asdict(group) | {"name": group.name, "over_seeds": group.over_seeds, "failures": failures(group)}
-        | {"trials": [trial._asdict() for trial in group.trials]} for group in sweep.groups
-    ]  # fmt: skip
-    return {"sweep": sweep.name, **asdict(sweep), "groups": groups, "notes": notes(sweep)}
+WORDS, NUMBERS = 22, 11
+"""Characters of the first column on the terminal, and at least of the others."""
 
 
 def write_page(folder: Path, sweep: Sweep) -> Path:
     """Write `sweep.json` and `sweep.html` into the sweep's folder, and return the page's path."""
+    groups = [
+        {**asdict(group), "name": group.name, "over_seeds": group.over_seeds, "failures": failures(group)}
+        for group in sweep.groups
+    ]
+    outcome = {"sweep": sweep.name, **asdict(sweep), "groups": groups, "notes": notes(sweep)}
     chart = draw(sweep)
-    text = template("sweep.html").render(
-        sweep=sweep, groups=computed(sweep), measures=measures_of(sweep), notes=notes(sweep), ranged=ranged,
-        failures=failures, chart=chart and f"data:image/svg+xml;base64,{base64.b64encode(chart).decode()}",
-        written_by=code_version(), **styled(),
+    text = rendered(
+        "sweep.html", sweep=sweep, groups=computed(sweep), measures=measures_of(sweep), notes=notes(sweep),
+        ranged=ranged, failures=failures, chart=chart and picture(chart),
     )  # fmt: skip
-    write_whole(folder / "sweep.json", json.dumps(as_json(sweep), indent=1))
+    write_whole(folder / "sweep.json", json.dumps(outcome, indent=1))
     write_whole(folder / "sweep.html", text.encode("utf-8", "backslashreplace"))
     return folder / "sweep.html"
 
@@ -56,15 +51,20 @@ def measures_of(sweep: Sweep) -> dict[str, str]:
 
 
 def print_sweep(console: Console, sweep: Sweep) -> None:
-    """Print a column for each group: the medians over its seeds, with the lowest and the highest."""
-    table = Table("", box=None, pad_edge=False)
-    groups = computed(sweep)
-    for group in groups:
-        table.add_column(cell(group.name), overflow="fold", justify="right")
-    for name, words in measures_of(sweep).items():
-        table.add_row(words, *(cell(ranged(group.over_seeds, name)) for group in groups))
-    table.add_row("seeds", *(str(len(group.cells)) for group in groups))
-    console.print(table)
+    """Print a column for each group: its options, and the medians over its seeds, with the lowest and the highest.
+    Groups that do not fit beside the others have a table of their own."""
+    groups, most = computed(sweep), max(1, (console.width - WORDS) // NUMBERS)
+    for first in range(0, len(groups), most):
+        beside = groups[first : first + most]
+        columns = [Column(justify="right", overflow="fold") for _ in beside]
+        table = Table(Column(width=WORDS), *columns, box=None, pad_edge=False, show_header=False)
+        chosen = [dict(text.split("=", 1) for text in group.options) for group in beside]
+        for option in dict.fromkeys(option for options in chosen for option in options):
+            table.add_row(cell(option), *(cell(options.get(option, "")) for options in chosen))
+        for name, words in measures_of(sweep).items():
+            table.add_row(words, *(cell(ranged(group.over_seeds, name)) for group in beside))
+        table.add_row("seeds", *(str(len(group.cells)) for group in beside))
+        console.print(table, "")
     for group in filter(failures, groups):
         say(console, f"{group.name}: failed gates: {failures(group)}")
     for note in notes(sweep):
