@@ -6,7 +6,7 @@ them. A cell is a run that ends after PPO and gives no model an alias.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
@@ -15,12 +15,14 @@ from statistics import median
 
 from components.base.errors import GateFailed, UserError
 from components.base.hashing import canonical_json, digest_json
+from components.base.jsonl import read_rows
 from components.gates.methods import is_used
+from components.ppo.config import KLConfig
+from components.store.store import ArtifactStore
 from flows.base_run import changed_before
 from flows.config import yaml
 from flows.config.profiles import parse_override, profile_name
 from flows.config.run_config import RunConfig, load_config
-from flows.launch.begin import Launch
 from flows.launch.label_runs import compare
 from flows.launch.request import Request
 from flows.launch.run_computing import compute
@@ -58,20 +60,23 @@ class Cell:
     measures: dict[str, float]
     models: dict[str, str] = field(default_factory=dict)
     """Digests of its models by stage, as far as it has them."""
+    calibration_kl: float | None = None
+    """As the function of that name returns it."""
 
     @classmethod
-    def of(cls, home: Path, seed: int, status: RunStatus) -> "Cell":
-        """Return the cell whose run has ended with `status`."""
+    def of(cls, home: Path, seed: int, status: RunStatus, kl: KLConfig) -> "Cell":
+        """Return the cell whose run has ended with `status`. Of the measures of KL it has the one in `kl.unit`."""
         policy = StageFacts.of(home, status.run, status.stage("ppo"))
         seconds = policy.record.seconds if policy.record else None
         all_values = {**policy.metrics, "seconds": seconds, "memory": policy.speed["memory"]}
         values = {name: value for name, value in all_values.items() if value is not None}
         if {"policy/gold", "policy/sft_gold"} <= values.keys():
             values["policy/gold_gain"] = values["policy/gold"] - values["policy/sft_gold"]
-        measures = {name: value for name, value in values.items() if re.sub("_(low|high)$", "", name) in MEASURES}
+        shown = MEASURES.keys() - ({"policy/kl", "policy/kl_per_token"} - {f"policy/{kl.measure}"})
+        measures = {name: value for name, value in values.items() if re.sub("_(low|high)$", "", name) in shown}
         failed = [gate.name for stage in status.stages for gate in stage.gates if gate.stops]
         models = {stage.name: stage.digest for stage in status.stages if stage.digest and stage.name != "validate"}
-        return cls(seed, status.run, status.state, failed, measures, models)
+        return cls(seed, status.run, status.state, failed, measures, models, calibration_kl(policy, kl))
 
 
 @dataclass
@@ -112,8 +117,6 @@ class Sweep:
     """Whether each group's strength is searched."""
     band: Band | None = None
     """The KL that the search aims at; None as in `Search.of`."""
-    kl: list[str] = field(default_factory=lambda: ["policy/kl"])
-    """Those of `MEASURES` that are KL in the cells' `ppo.kl.unit`."""
     groups: list[CellGroup] = field(default_factory=list)
     samples: list[Document] = field(default_factory=list)
     """By prompt: `prompt`, and `responses` of SFT, if all groups have the same, and of each group's first seed, by
@@ -130,7 +133,7 @@ class Sweep:
 
     def models(self, stage: str) -> set[str]:
         """Return the digests of the cells' models of a stage."""
-        return {cell.models[stage] for cells in self.groups for cell in cells.cells if stage in cell.models}
+        return {cell.models[stage] for group in self.groups for cell in group.cells if stage in cell.models}
 
     def config(self, options: Sequence[str], seed: int = 0) -> RunConfig:
         """Return the config of the run with these options whose policy has this seed. A `--set` that its method does
@@ -150,12 +153,10 @@ class Sweep:
 
     def _is_for(self, options: Sequence[str], text: str) -> bool:
         """Return whether one of `--set` is for the cells with these options: their method uses it, or none does."""
-        option, chosen = ".".join(parse_override(text).path), "policy.method="
-        here, swept = (
-            [is_used(text.removeprefix(chosen), option) for cell in cells for text in cell if text.startswith(chosen)]
-            for cells in ([options], combinations(self.over))
-        )
-        return any(here) or not any(swept)
+        option, method = ".".join(parse_override(text).path), "policy.method="
+        swept = {each for cell in combinations(self.over) for each in cell if each.startswith(method)}
+        users = {each for each in swept if is_used(each.removeprefix(method), option)}
+        return not users or not users.isdisjoint(options)
 
     def search(self, options: Sequence[str]) -> Search:
         """Return the search for the strength of the group with these options. Raises UserError if it is ruled out."""
@@ -183,20 +184,19 @@ def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int
     sweep.groups = [CellGroup(options) for options in combinations(sweep.over)]
     study = Study(home, "sweep", sweep.name, sweep.profile, minutes)
     _check(study, sweep, bool(sheet))
-    sweep.kl = sorted({f"policy/{sweep.config(cells.options).ppo.kl.measure}" for cells in sweep.groups})
     with study.held():
-        for seed, cells in product(range(sweep.seeds), sweep.groups):
+        for seed, group in product(range(sweep.seeds), sweep.groups):
             if sweep.level and seed == 0:
-                _search(study, sweep, cells)
-            elif (cells.trials or not sweep.level) and (status := study.run(_begin(study, sweep, cells.options, seed))):
-                cells.cells.append(Cell.of(home, seed, status))
-        first = (cell for cells in sweep.groups for cell in cells.cells[:1])
-        by_policy = {cell.models["ppo"]: cell.run for cell in first if "ppo" in cell.models}
-        comparable = len(by_policy) > 1 and len(sweep.models("sft")) == 1
-        compared = _sheet(study, list(by_policy.values()), sheet) if sheet and comparable else None
+                _search(study, sweep, group)
+            elif (group.trials or not sweep.level) and (cell := _cell(study, sweep, group.options, seed)):
+                group.cells.append(cell)
+        first = {group.name: cell for group in sweep.groups for cell in group.cells[:1] if "ppo" in cell.models}
+        policies = {cell.models["ppo"]: cell.run for cell in first.values()}
+        comparable = len(policies) > 1 and len(sweep.models("sft")) == 1
+        compared = _sheet(study, [*policies.values()], sheet) if sheet and comparable else None
         waiting = [*study.runs({}, ("awaiting_labels",))]  # also of a call before
         sweep.sheet = next((run.run for run in (compared, *waiting) if run), "")
-        sweep.samples = _samples(home, sweep, waiting)
+        sweep.samples = _samples(home, sweep, first, waiting)
     return study.folder
 
 
@@ -224,22 +224,22 @@ def _check(study: Study, sweep: Sweep, sheet: bool) -> None:
     """Begin every cell of the first seed and discard it, so that the first mistake in any of them is raised before the
     first run: a UserError."""
     first = dict[str, RunConfig]()
-    for cells in sweep.groups:
-        search = sweep.search(cells.options) if sweep.level else None
-        config = sweep.config([*cells.options, *([search.setting(search.start)] if search else [])])
+    for group in sweep.groups:
+        search = sweep.search(group.options) if sweep.level else None
+        config = sweep.config([*group.options, *([search.setting(search.start)] if search else [])])
         try:
-            study.begin(cells.name, config).ctx.discard()
+            study.begin(group.name, config).ctx.discard()
         except UserError as error:
-            raise UserError(f"--over {cells.name}: {error}") from error
+            raise UserError(f"--over {group.name}: {error}") from error
         for name, other in first.items():
             if other == config:
-                raise UserError(f"--over {cells.name}: the options are those of {name}. Leave one out.")
+                raise UserError(f"--over {group.name}: the options are those of {name}. Leave one out.")
             if sheet and (option := _changes_sft(other, config)):
                 raise UserError(
                     f"--sheet compares the policies with one SFT model, and --over {option} gives the cells several. "
                     "Leave one of them out."
                 )
-        first[cells.name] = config
+        first[group.name] = config
 
 
 def _changes_sft(one: RunConfig, other: RunConfig) -> str | None:
@@ -250,38 +250,38 @@ def _changes_sft(one: RunConfig, other: RunConfig) -> str | None:
     return next((option for option, stage in changed.items() if stage != "validate.judge"), None)
 
 
-def _begin(study: Study, sweep: Sweep, options: Sequence[str], seed: int = 0) -> Launch:
-    """Begin the run with these options whose policy has this seed. Raises UserError as `Sweep.config` and `new_run`."""
-    return study.begin(f"{', '.join(options)}, seed {seed}", sweep.config(options, seed))
+def _cell(study: Study, sweep: Sweep, options: Sequence[str], seed: int = 0) -> Cell | None:
+    """Return the cell with these options and this seed, computed if it has not ended; None if the budget is spent."""
+    config = sweep.config(options, seed)
+    status = study.run(study.begin(f"{', '.join(options)}, seed {seed}", config))
+    return None if status is None else Cell.of(study.home, seed, status, config.ppo.kl)
 
 
-def _search(study: Study, sweep: Sweep, cells: CellGroup) -> None:
+def _search(study: Study, sweep: Sweep, group: CellGroup) -> None:
     """Choose a group's strength on its first seed, and add the run with it as the group's first cell."""
-    search, runs, end = sweep.search(cells.options), dict[float, RunStatus](), ""
+    search, tried, end = sweep.search(group.options), list[Cell](), ""
+    group.trials = search.trials
     while (value := search.next()) is not None:
         option = search.setting(value)
         try:
-            launch = _begin(study, sweep, [*cells.options, option])
-            if (status := study.run(launch)) is None:
+            if (cell := _cell(study, sweep, [*group.options, option])) is None:
                 end = "the budget ended it"
                 break
-            runs[value], policy = status, StageFacts.of(study.home, status.run, status.stage("ppo"))
-            if (kl := calibration_kl(policy, launch.config.ppo.kl)) is None:
+            tried.append(cell)
+            if cell.calibration_kl is None:
                 raise UserError(f"{option} has no KL on calibration prompts")
         except UserError as error:
-            if not runs and len(sweep.groups) == 1:
+            if not tried and len(sweep.groups) == 1:
                 raise
             end = f"it ended there, because {error}"
-            cells.search = f"no search, because {error}{'; other seeds are not computed' if runs else ''}"
+            group.search = f"no search, because {error}{'; other seeds are not computed' if tried else ''}"
             break
-        search.trials.append(Trial(value, kl, status.run, policy.record.seconds if policy.record else 0.0))
-    if search.trials:
-        cells.options = [*cells.options, search.setting(search.best().strength)]
-        cells.trials, cells.search = search.trials, "; ".join(filter(None, (search.sentence(), end)))
-        say(study.console, f"{cells.name}: {cells.search}")
-    if runs:
-        chosen = search.best().strength if search.trials else search.start
-        cells.cells.append(Cell.of(study.home, 0, runs[chosen]))
+        search.trials.append(Trial(value, cell.calibration_kl, cell.run, cell.measures.get("seconds", 0.0)))
+    if group.trials:
+        group.options = [*group.options, search.setting(search.best().strength)]
+        group.search = "; ".join(filter(None, (search.sentence(), end)))
+        say(study.console, f"{group.name}: {group.search}")
+    group.cells += [cell for cell in tried if not search.trials or cell.run == search.best().run]
 
 
 def _sheet(study: Study, runs: Sequence[str], items: int) -> RunStatus:
@@ -296,14 +296,14 @@ def _sheet(study: Study, runs: Sequence[str], items: int) -> RunStatus:
     return load_status(study.home, launch.ctx.run)
 
 
-def _samples(home: Path, sweep: Sweep, sheets: Sequence[RunStatus]) -> list[Document]:
-    """Return the responses of the groups' first seeds to the same prompts, without those that raters judge now, on
-    `sheets`."""
+def _samples(
+    home: Path, sweep: Sweep, cells: Mapping[str, Cell], sheets: Sequence[RunStatus]
+) -> list[Document]:
+    """Return the responses of cells, by name, to the same prompts, without those that raters judge now, on `sheets`."""
     by_name = {}
-    for cells in (cells for cells in sweep.groups if cells.cells and "ppo" in cells.cells[0].models):
-        run = cells.cells[0].run
-        rows = StageFacts.of(home, run, load_status(home, run).stage("ppo")).rows("evaluation.jsonl")
-        by_name[cells.name] = {canonical_json(row["prompt"]): row for row in rows}
+    for name, cell in cells.items():
+        rows = read_rows(ArtifactStore(home).path(cell.models["ppo"]) / "evaluation.jsonl")
+        by_name[name] = {canonical_json(row["prompt"]): row for row in rows}
     on_sheets = (on_the_sheet(StageFacts.of(home, sheet.run, sheet.stage("human_eval"))) for sheet in sheets)
     hidden = {prompt for sheet in on_sheets for prompt in sheet}
     first = next(iter(by_name.values()), {})

@@ -30,30 +30,24 @@ def write_page(folder: Path, sweep: Sweep) -> Path:
     outcome = {"sweep": sweep.name, **asdict(sweep), "groups": groups, "notes": notes(sweep)}
     chart = draw(sweep)
     text = rendered(
-        "sweep.html", sweep=sweep, groups=computed(sweep), measures=measures_of(sweep), notes=notes(sweep),
-        ranged=ranged, failures=failures, chart=chart and picture(chart),
+        "sweep.html", sweep=sweep, measures=measures_of(sweep), notes=notes(sweep), ranged=ranged, failures=failures,
+        chart=chart and picture(chart),
     )  # fmt: skip
     write_whole(folder / "sweep.json", json.dumps(outcome, indent=1))
     write_whole(folder / "sweep.html", text.encode("utf-8", "backslashreplace"))
     return folder / "sweep.html"
 
 
-def computed(sweep: Sweep) -> list[CellGroup]:
-    """Return the groups that have a cell."""
-    return [group for group in sweep.groups if group.cells]
-
-
 def measures_of(sweep: Sweep) -> dict[str, str]:
-    """Return those of `MEASURES` that some cell has, and of the two of KL the one in `ppo.kl.unit`."""
+    """Return those of `MEASURES` that some cell has."""
     present = {name for group in sweep.groups for name in group.over_seeds}
-    present -= {"policy/kl", "policy/kl_per_token"} - {*sweep.kl}
     return {name: words for name, words in MEASURES.items() if name in present}
 
 
 def print_sweep(console: Console, sweep: Sweep) -> None:
     """Print a column for each group: its options, and the medians over its seeds, with the lowest and the highest.
     Groups that do not fit beside the others have a table of their own."""
-    groups, most = computed(sweep), max(1, (console.width - WORDS) // NUMBERS)
+    groups, most = [group for group in sweep.groups if group.cells], max(1, (console.width - WORDS) // NUMBERS)
     for first in range(0, len(groups), most):
         beside = groups[first : first + most]
         columns = [Column(justify="right", overflow="fold") for _ in beside]
@@ -125,7 +119,7 @@ def draw(sweep: Sweep) -> bytes | None:
     axes = figure.subplots(len(gains), 1, sharex=True, squeeze=False)[:, 0]
     for axis, gain in zip(axes, gains, strict=True):
         panel(axis, measures[gain].partition(",")[0])
-        for place, group in enumerate(computed(sweep)):
+        for place, group in enumerate(group for group in sweep.groups if group.cells):
             runs = [run.measures for run in group.cells if gain in run.measures]
             x, y = ([run[name] for run in runs] for name in (kl, gain))
             marks = {"color": COLOURS[place % 5], "fmt": MARKERS[place // 5 % 5], "markersize": 5, "linewidth": 1}

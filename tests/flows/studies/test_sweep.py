@@ -441,11 +441,12 @@ def test_the_numbers_are_those_that_the_runs_stored(outcome: tuple[Path, Sweep])
     measures = sweep.groups[0].cells[0].measures
     assert measures["policy/kl"] == 3.0 and measures["policy/kl_low"] == 1.0
     assert measures["policy/gold_gain"] == 0.75, "gold 1 less SFT's 0.25"
+    assert sweep.groups[0].cells[0].calibration_kl == 3.5
     assert measures["seconds"] == 10.0 and measures["policy/gold_gain_low"] == 0.5
     stored = json.loads((path.parent / "sweep.json").read_text())
     assert stored["groups"][0]["cells"] == [asdict(cell) for cell in sweep.groups[0].cells]
     assert group(stored["groups"][1], "over_seeds")["policy/kl"] == 4.0
-    assert "policy/kl_per_token" in measures and "nats a token" not in path.read_text(), "KL's unit is the response"
+    assert "policy/kl_per_token" not in measures and "nats a token" not in path.read_text(), "the unit is the response"
     assert stored["sweep"] == sweep.name and len(stored["samples"]) == 8
 
 
