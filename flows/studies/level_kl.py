@@ -49,17 +49,13 @@ class Search:
     def of(cls, config: RunConfig, band: Band | None) -> "Search":
         """Return the search for a config's method. With a fixed β, the strength of PPO's updates is β itself.
 
-        Args:
-            band: None is the target ± 20 %, within which the adaptive β hardly changes.
-
-        Raises:
-            UserError: training makes no evaluations, which measure KL.
+        `band` None is the target ± 20 %, within which the adaptive β hardly changes. Raises UserError if training makes
+        no evaluations, which measure KL.
         """
         policy, kl = config.policy, config.ppo.kl
-        group = "policy" if policy.method in DIRECT_METHODS else "ppo"
-        if getattr(config, group).evaluate_every is None:
-            every = f"{group}.evaluate_every"
-            raise UserError(f"--level-kl needs evaluations during training, and {every} is null: set it.")
+        name = "policy" if policy.method in DIRECT_METHODS else "ppo"
+        if getattr(config, name).evaluate_every is None:
+            raise UserError(f"--level-kl needs evaluations during training, and {name}.evaluate_every is null: set it.")
         band = band or (0.8 * kl.target, 1.2 * kl.target)
         if policy.method in ON_PAIRS:
             return cls("policy.beta", policy.beta, band)
@@ -88,14 +84,14 @@ class Search:
         points = sorted((sign * math.log(trial.strength), _log(trial.kl)) for trial in self.trials)
         below, above = [p for p in points if p[1] < aim], [p for p in points if p[1] >= aim]
         if below and above:
-            (x_low, y_low), (x_high, y_high) = max(below), min(above)
-            x = x_low + min(0.9, max(0.1, (aim - y_low) / (y_high - y_low))) * (x_high - x_low)
+            (x, y), (x_high, y_high) = max(below), min(above)
+            step = min(0.9, max(0.1, (aim - y) / (y_high - y))) * (x_high - x)
         else:
-            (x_outer, y_outer), (x_other, y_other) = (points[-1], points[0]) if below else (points[0], points[-1])
-            slope = (y_outer - y_other) / (x_outer - x_other) if len(points) > 1 else 1.0
-            step = (aim - y_outer) / slope if slope > 0 else math.copysign(LARGEST_STEP, aim - y_outer)
-            x = x_outer + max(-LARGEST_STEP, min(LARGEST_STEP, step))
-        value = math.exp(sign * x)
+            (x, y), (x_other, y_other) = (points[-1], points[0]) if below else (points[0], points[-1])
+            slope = (y - y_other) / (x - x_other) if len(points) > 1 else 1.0
+            step = (aim - y) / slope if slope > 0 else math.copysign(LARGEST_STEP, aim - y)
+            step = max(-LARGEST_STEP, min(LARGEST_STEP, step))
+        value = math.exp(sign * (x + step))
         value = float(f"{value:.3g}") if self.most is None else min(self.most, max(2, round(value)))
         return None if any(value == trial.strength for trial in self.trials) else value
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from textwrap import shorten
 
 from pydantic import JsonValue
-from rich.console import Console
 
 from components.base.errors import CheckFailed, GateFailed, UserError
 from components.base.hashing import digest_json
@@ -24,7 +23,6 @@ from flows.launch.begin import Launch, new_run
 from flows.launch.request import Request
 from flows.launch.run_computing import compute, first_to_compute
 from tasks.execution.context import Reuse
-from tasks.execution.stage_progress import output, say
 from tasks.runs.config import run_values
 from tasks.runs.run_label import LONGEST_NAME, Label
 from tasks.runs.status import RunStatus, load_readable, load_status
@@ -44,7 +42,6 @@ class Study:
     profile: str
     minutes: float | None = None
     """No run begins later than this; None for any time."""
-    console: Console = field(default_factory=output)
     server: ExitStack = field(default_factory=ExitStack)
     """Stops the Prefect server that its runs share, if they have started one."""
     began: float = field(default_factory=time.monotonic)
@@ -84,11 +81,11 @@ class Study:
             if ended is not None or spent:
                 return ended
             unless_computed.pop_all()
-        say(self.console, f"{self.kind} {self.name}: {document.name}")
+        launch.ctx.say(f"{self.kind} {self.name}: {document.name}")
         try:
             compute(launch, self.server)
         except (GateFailed, CheckFailed) as error:
-            say(self.console, f"{document.name}: {error}")
+            launch.ctx.say(f"{document.name}: {error}")
         return load_status(self.home, launch.ctx.run)
 
     def label(self, name: str, options: JsonValue) -> Label:

@@ -29,7 +29,7 @@ from flows.launch.run_computing import compute
 from flows.reports.run_facts import Document, StageFacts, on_the_sheet
 from flows.studies.level_kl import Band, Search, Trial, calibration_kl
 from flows.studies.sub_runs import ENDED, Study
-from tasks.execution.stage_progress import say
+from tasks.execution.stage_progress import output, say
 from tasks.runs.status import RunStatus, load_status
 
 MEASURES = {
@@ -280,7 +280,7 @@ def _search(study: Study, sweep: Sweep, group: CellGroup) -> None:
     if group.trials:
         group.options = [*group.options, search.setting(search.best().strength)]
         group.search = "; ".join(filter(None, (search.sentence(), end)))
-        say(study.console, f"{group.name}: {group.search}")
+        say(output(), f"{group.name}: {group.search}")
     group.cells += [cell for cell in tried if not search.trials or cell.run == search.best().run]
 
 

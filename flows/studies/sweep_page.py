@@ -23,11 +23,9 @@ WORDS, NUMBERS = 22, 11
 
 def write_page(folder: Path, sweep: Sweep) -> Path:
     """Write `sweep.json` and `sweep.html` into the sweep's folder, and return the page's path."""
-    groups = [
-        {**asdict(group), "name": group.name, "over_seeds": group.over_seeds, "failures": failures(group)}
-        for group in sweep.groups
-    ]
-    outcome = {"sweep": sweep.name, **asdict(sweep), "groups": groups, "notes": notes(sweep)}
+    outcome = {"sweep": sweep.name, **asdict(sweep), "notes": notes(sweep)}
+    for written, group in zip(outcome["groups"], sweep.groups, strict=True):
+        written |= {"name": group.name, "over_seeds": group.over_seeds, "failures": failures(group)}
     chart = draw(sweep)
     text = rendered(
         "sweep.html", sweep=sweep, measures=measures_of(sweep), notes=notes(sweep), ranged=ranged, failures=failures,
@@ -120,7 +118,7 @@ def draw(sweep: Sweep) -> bytes | None:
     for axis, gain in zip(axes, gains, strict=True):
         panel(axis, measures[gain].partition(",")[0])
         for place, group in enumerate(group for group in sweep.groups if group.cells):
-            runs = [run.measures for run in group.cells if gain in run.measures]
+            runs = [run.measures for run in group.cells if {kl, gain} <= run.measures.keys()]
             x, y = ([run[name] for run in runs] for name in (kl, gain))
             marks = {"color": COLOURS[place % 5], "fmt": MARKERS[place // 5 % 5], "markersize": 5, "linewidth": 1}
             axis.errorbar(x, y, xerr=_errors(runs, kl), yerr=_errors(runs, gain), label=plain(group.name, 40), **marks)
