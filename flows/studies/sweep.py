@@ -138,12 +138,9 @@ class Sweep:
     def config(self, options: Sequence[str], seed: int = 0) -> RunConfig:
         """Return the config of the run with these options whose policy has this seed. A `--set` that its method does
         not use is left out, if another cell's method uses it. Raises UserError as `load_config`."""
-        try:
-            common = (text for text in self.options if self._is_for(options, text))
-            overrides = [parse_override(text) for text in (*common, *options, "promote=false")]
-            config = load_config(self.profile, overrides)
-        except UserError as error:
-            raise UserError(f"--over {', '.join(options)}: {error}") from error
+        common = (text for text in self.options if self._is_for(options, text))
+        overrides = [parse_override(text) for text in (*common, *options, "promote=false")]
+        config = load_config(self.profile, overrides)
         if all(override.path != ("policy_seed",) for override in overrides):
             # With the profile's seed the policy is that of a plain run.
             return config.model_copy(update={"policy_seed": None if seed == config.seed else seed})
@@ -225,9 +222,9 @@ def _check(study: Study, sweep: Sweep, sheet: bool) -> None:
     first run: a UserError."""
     first = dict[str, RunConfig]()
     for group in sweep.groups:
-        search = sweep.search(group.options) if sweep.level else None
-        config = sweep.config([*group.options, *([search.setting(search.start)] if search else [])])
         try:
+            search = sweep.search(group.options) if sweep.level else None
+            config = sweep.config([*group.options, *([search.setting(search.start)] if search else [])])
             study.begin(group.name, config).ctx.discard()
         except UserError as error:
             raise UserError(f"--over {group.name}: {error}") from error
