@@ -72,8 +72,8 @@ class Cell:
         values = {name: value for name, value in all_values.items() if value is not None}
         if {"policy/gold", "policy/sft_gold"} <= values.keys():
             values["policy/gold_gain"] = values["policy/gold"] - values["policy/sft_gold"]
-        shown = MEASURES.keys() - ({"policy/kl", "policy/kl_per_token"} - {f"policy/{kl.measure}"})
-        measures = {name: value for name, value in values.items() if re.sub("_(low|high)$", "", name) in shown}
+        compared = MEASURES.keys() - ({"policy/kl", "policy/kl_per_token"} - {f"policy/{kl.measure}"})
+        measures = {name: value for name, value in values.items() if re.sub("_(low|high)$", "", name) in compared}
         failed = [gate.name for stage in status.stages for gate in stage.gates if gate.stops]
         models = {stage.name: stage.digest for stage in status.stages if stage.digest and stage.name != "validate"}
         return cls(seed, status.run, status.state, failed, measures, models, calibration_kl(policy, kl))
@@ -151,8 +151,8 @@ class Sweep:
     def _is_for(self, options: Sequence[str], text: str) -> bool:
         """Return whether one of `--set` is for the cells with these options: their method uses it, or none does."""
         option, method = ".".join(parse_override(text).path), "policy.method="
-        swept = {each for cell in combinations(self.over) for each in cell if each.startswith(method)}
-        users = {each for each in swept if is_used(each.removeprefix(method), option)}
+        swept = {chosen for cell in combinations(self.over) for chosen in cell if chosen.startswith(method)}
+        users = {chosen for chosen in swept if is_used(chosen.removeprefix(method), option)}
         return not users or not users.isdisjoint(options)
 
     def search(self, options: Sequence[str]) -> Search:

@@ -47,15 +47,16 @@ def print_sweep(console: Console, sweep: Sweep) -> None:
     Groups that do not fit beside the others have a table of their own."""
     groups, most = [group for group in sweep.groups if group.cells], max(1, (console.width - WORDS) // NUMBERS)
     for first in range(0, len(groups), most):
-        beside = groups[first : first + most]
-        columns = [Column(justify="right", overflow="fold") for _ in beside]
-        table = Table(Column(width=WORDS), *columns, box=None, pad_edge=False, show_header=False)
-        chosen = [dict(text.split("=", 1) for text in group.options) for group in beside]
+        columns = groups[first : first + most]
+        table = Table(Column(width=WORDS), box=None, pad_edge=False, show_header=False)
+        for _ in columns:
+            table.add_column(justify="right", overflow="fold")
+        chosen = [dict(text.split("=", 1) for text in group.options) for group in columns]
         for option in dict.fromkeys(option for options in chosen for option in options):
             table.add_row(cell(option), *(cell(options.get(option, "")) for options in chosen))
         for name, words in measures_of(sweep).items():
-            table.add_row(words, *(cell(ranged(group.over_seeds, name)) for group in beside))
-        table.add_row("seeds", *(str(len(group.cells)) for group in beside))
+            table.add_row(words, *(cell(ranged(group.over_seeds, name)) for group in columns))
+        table.add_row("seeds", *(str(len(group.cells)) for group in columns))
         console.print(table, "")
     for group in filter(failures, groups):
         say(console, f"{group.name}: failed gates: {failures(group)}")

@@ -120,6 +120,6 @@ def run_note(status: RunStatus, links: Mapping[str, str], shown_by: str, report:
     note = "\n".join([*lines, "**Lineage**", "", picture(shown_by), "", report]).strip()
     if len(note) <= LONGEST:
         return note
-    kept = note[: LONGEST - 120].rpartition("\n")[0].rstrip()
-    more = note[len(kept) :].strip().count("\n") + 1
-    return f"{kept}\n\n{more:,} more lines: {span(f'tether status {status.run}')}, or the report."
+    first_lines = note[: LONGEST - 120].rpartition("\n")[0].rstrip()
+    more = note[len(first_lines) :].strip().count("\n") + 1
+    return f"{first_lines}\n\n{more:,} more lines: {span(f'tether status {status.run}')}, or the report."
