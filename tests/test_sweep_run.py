@@ -42,9 +42,11 @@ def test_a_sweep_computes_what_its_cells_share_once(
     assert second["measures"]["policy/gold_gain"] == pytest.approx(metrics["policy/gold"] - metrics["policy/sft_gold"])
     assert 0 < second["measures"]["memory"] < 8 and 0 < second["measures"]["seconds"] < 600
     assert (home / "sweeps" / outcome["sweep"] / "sweep.html").is_file()
+    assert done.stdout == (home / "sweeps" / outcome["sweep"] / "sweep.json").read_text() + "\n"
     again = tether(*OVER, home=home)
     assert again.returncode == 0 and records(home) - before == {"ppo": 1} and len(list_runs(home)) == 3
-    assert "ppo.kl.coefficient=0.1" in again.stdout and re.search(r"gold gain \(simulated\) +-?0\.", again.stdout)
+    assert re.search(r"ppo\.kl\.coefficient +0\.1 +0\.3\n", again.stdout)
+    assert re.search(r"gold gain \(simulated\) +-?0\.", again.stdout)
     listed = tether("runs", "--tag", f"sweep={outcome['sweep']}", "--json", home=home)
     assert {run["run"] for run in json.loads(listed.stdout)} == {first["run"], second["run"]}
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

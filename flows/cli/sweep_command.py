@@ -1,6 +1,5 @@
 """`tether sweep`: runs over options and seeds, and one table and page of their outcomes."""
 
-import json
 import sys
 from contextlib import nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Annotated
@@ -52,7 +51,7 @@ def sweep(
     from rich.console import Console
 
     from flows.studies.sweep import Sweep, run_sweep
-    from flows.studies.sweep_page import as_json, print_sweep, write_page
+    from flows.studies.sweep_page import print_sweep, write_page
 
     if kl is not None and not level_kl:
         raise UserError("--kl is the band of --level-kl. Give both.")
@@ -60,7 +59,7 @@ def sweep(
     with redirect_stdout(sys.stderr) if json_ else nullcontext():
         page = write_page(run_sweep(tether_home(), outcome, minutes, sheet), outcome)
     if json_:
-        echo(json.dumps(as_json(outcome)))
+        echo((page.parent / "sweep.json").read_text(encoding="utf-8"))
     else:
         print_sweep(Console(), outcome)
         echo(f"page: {page}")

@@ -96,9 +96,10 @@ def _box(node: LineageNode, run: str | None) -> Box:
 def page(lineage: LineageGraph) -> str:
     """Return one HTML page that needs no network: a picture of a small graph, and the artifacts in the order in which
     they were made, with links to what each was made of."""
-    from flows.reports.page import styled, template  # loads Jinja
+    from flows.reports.page import rendered  # loads Jinja
 
-    return template("lineage.html").render(
+    return rendered(
+        "lineage.html",
         name=line(f"{lineage.subject.kind} {lineage.subject.name}"),
         towards="what was made of it" if lineage.downstream else "what it was made of",
         nodes=lineage.nodes,
@@ -107,5 +108,4 @@ def page(lineage: LineageGraph) -> str:
         title=title,
         lines=facts,
         note=incomplete(lineage),
-        **styled(),
     )

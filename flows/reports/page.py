@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, TemplateError
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from markupsafe import Markup, escape
 
 from components.base.errors import UserError
@@ -80,26 +80,26 @@ class Table(NamedTuple):
 def page(facts: RunFacts) -> str:
     """Return the page for the result of `run_facts`."""
     stages = {stage.name: stage for stage in facts.stages}
-    return template("run.html").render(
-        facts._asdict(),
+    return rendered(
+        "run.html",
+        **facts._asdict(),
         of=stages,
         tables={stage: table(x, named, stages[stage].curves) for stage, (x, named) in SHOWN.items()},
-        **styled(),
         ending=ending(facts),
         elsewhere=elsewhere(facts.home, facts.status, facts.links),
         finds=_finds(facts),
         rounds_columns=COLUMNS,
-        written_by=code_version(),
         model_votes_note=model_votes_of(facts.status),
     )
 
 
-def styled() -> dict[str, str]:
-    """Return the pages' style sheet, and the content security policy that allows no other and only inline pictures."""
+def rendered(name: str, /, **values: object) -> str:
+    """Return the page of a template in the frame of all pages: `page.html` with the style sheet, and a content security
+    policy that allows no other and only inline pictures."""
     style = (TEMPLATES / "run.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     allowed = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    return {"style": style, "allowed": allowed}
+    return _templates().get_template(name).render(style=style, allowed=allowed, written_by=code_version(), **values)
 
 
 def _finds(facts: RunFacts) -> str:
@@ -155,8 +155,8 @@ def table(x: str, named: Mapping[str, str], curves: Mapping[str, Curve]) -> Tabl
 
 
 @functools.cache
-def template(name: str) -> Template:
-    """Return a page's template, with the filters that all templates use."""
+def _templates() -> Environment:
+    """Return the pages' templates, with the filters that all use."""
     made = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -168,7 +168,7 @@ def template(name: str) -> Template:
         "marked": marked, "line": line, "cost": cost, "by_another": by_another,
         "numeric": lambda names: [f"#{name}" for name in names],
     }  # fmt: skip
-    return made.get_template(name)
+    return made
 
 
 def brief(stage: StageFacts) -> list[tuple[str, str]]:
@@ -222,6 +222,6 @@ def cut(text: object) -> str:
     return text if more <= 0 else f"{text[:LONGEST]} … ({more:,} more characters)"
 
 
-def picture(svg: Path) -> str:
+def picture(svg: bytes) -> str:
     """Return a chart as an image's data URL: scripts in it do not run, and its ids can't clash with the page's."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg.read_bytes()).decode()}"
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"

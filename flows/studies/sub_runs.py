@@ -7,24 +7,22 @@ continues from its checkpoint.
 """
 
 import time
-from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
-from typing import NamedTuple
 
-from rich.console import Console
+from pydantic import JsonValue
 
 from components.base.errors import CheckFailed, GateFailed, UserError
 from components.base.hashing import digest_json
-from components.store.leases import Lease, leased
+from components.store.leases import leased
 from flows.config.run_config import RunConfig, to_values
 from flows.launch.begin import Launch, new_run
 from flows.launch.request import Request
 from flows.launch.run_computing import compute, first_to_compute
 from tasks.execution.context import Reuse
-from tasks.execution.stage_progress import output, say
 from tasks.runs.config import run_values
 from tasks.runs.run_label import LONGEST_NAME, Label
 from tasks.runs.status import RunStatus, load_readable, load_status
@@ -33,85 +31,75 @@ ENDED = ("passed", "cached", "waived", "skipped", "gate_failed")
 """States of a run that is not computed again. A failed gate is an outcome; what failed otherwise is tried again."""
 
 
-class SubRun(NamedTuple):
-    """A run of a study, whether or not it has begun; `until` is its last stage."""
-
-    name: str
-    config: RunConfig
-    until: str = "ppo"
-
-    @property
-    def key(self) -> str:
-        """Return the start of a digest of its options, which tells it from the study's other runs."""
-        return digest_json([to_values(self.config), self.until])[:16]
-
-
 @dataclass
 class Study:
-    """A study that this process computes. `kind`, such as `sweep`, is the name of its runs' tag."""
+    """A study that this process computes: `begin` each of its runs, and `run` it while the study is `held`."""
 
     home: Path
     kind: str
+    """What its runs' tag is called, such as `sweep`."""
     name: str
     profile: str
-    deadline: float = float("inf")
-    """No run begins after it, on the clock of `time.monotonic`."""
-    console: Console = field(default_factory=output)
+    minutes: float | None = None
+    """No run begins later than this; None for any time."""
     server: ExitStack = field(default_factory=ExitStack)
     """Stops the Prefect server that its runs share, if they have started one."""
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def folder(self) -> Path:
         """Return the folder of its page and its lock."""
         return self.home / f"{self.kind}s" / self.name
 
-    def lock(self) -> AbstractContextManager[Lease]:
-        """Hold the study's lock. Raises UserError if another process computes the study."""
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the study's lock and server. Raises UserError if another process computes the study."""
 
         def refuse() -> None:
             raise UserError(f"{self.kind} {self.name}: another process computes it. Wait until it has ended.")
 
-        return leased(self.folder / "lock", refuse)
+        with leased(self.folder / "lock", refuse), self.server:
+            yield
 
-    def runs(self, key: str | None, states: Collection[str] = ENDED) -> Iterator[RunStatus]:
-        """Yield the runs with this key (None: with any) in one of `states`, newest first."""
-        tags = {self.kind: self.name}.items() if key is None else self.label("", key).tags.items()
-        yield from (run for run in load_readable(self.home)[0] if tags <= run.tags.items() and run.state in states)
+    def begin(self, name: str, config: RunConfig, until: str = "ppo") -> Launch:
+        """Return a run of `config` that ends after the stage `until`, begun but not yet computed. Raises UserError as
+        `new_run`."""
+        label = self.label(name, [to_values(config), until])
+        return new_run(self.home, self.profile, config, Request(until=until, label=label))
 
-    def run(self, sub_run: SubRun) -> RunStatus | None:
-        """Return the run of `sub_run`, computed unless one has ended with what its inputs and code give today; None if
-        the budget is spent.
+    def run(self, launch: Launch) -> RunStatus | None:
+        """Return the run that has ended with what `launch`'s inputs and code give today, or else compute `launch`; None
+        if the budget is spent.
 
         A failed gate or check is an outcome, which the status has. Other errors of a stage are passed on unchanged.
         """
-        launch, ended = self.begin(sub_run)
-        if ended is not None or time.monotonic() >= self.deadline:
-            launch.ctx.discard()
-            return ended
-        say(self.console, f"{self.kind} {self.name}: {sub_run.name}")
+        document = launch.ctx.status.document
+        with ExitStack() as unless_computed:
+            unless_computed.callback(launch.ctx.discard)
+            ended = next((run for run in self.runs(document.tags) if _is_current(run, launch)), None)
+            spent = self.minutes is not None and time.monotonic() >= self.began + 60 * self.minutes
+            if ended is not None or spent:
+                return ended
+            unless_computed.pop_all()
+        launch.ctx.say(f"{self.kind} {self.name}: {document.name}")
         try:
             compute(launch, self.server)
         except (GateFailed, CheckFailed) as error:
-            say(self.console, f"{sub_run.name}: {error}")
+            launch.ctx.say(f"{document.name}: {error}")
         return load_status(self.home, launch.ctx.run)
 
-    def begin(self, sub_run: SubRun) -> tuple[Launch, RunStatus | None]:
-        """Begin the run of `sub_run`, not yet computed, and return it with the one that has ended with what its inputs
-        and code give today, None without one. Raises UserError as `new_run`."""
-        request = Request(until=sub_run.until, label=self.label(sub_run.name, sub_run.key))
-        launch = new_run(self.home, self.profile, sub_run.config, request)
-        try:
-            return launch, next((run for run in self.runs(sub_run.key) if is_current(run, launch)), None)
-        except BaseException:
-            launch.ctx.discard()
-            raise
-
-    def label(self, name: str, key: str) -> Label:
-        """Return the label of the run with this key."""
+    def label(self, name: str, options: JsonValue) -> Label:
+        """Return the label of a run, which `options` tell from the study's other runs."""
+        key = digest_json(options)[:16]
         return Label(shorten(name, LONGEST_NAME, placeholder=" …"), {self.kind: self.name, f"{self.kind}.key": key})
 
+    def runs(self, tags: Mapping[str, str], states: Collection[str] = ENDED) -> Iterator[RunStatus]:
+        """Yield the runs with these tags in one of `states`, newest first."""
+        of_study = {self.kind: self.name, **tags}.items()
+        yield from (run for run in load_readable(self.home)[0] if of_study <= run.tags.items() and run.state in states)
 
-def is_current(ended: RunStatus, launch: Launch) -> bool:
+
+def _is_current(ended: RunStatus, launch: Launch) -> bool:
     """Return whether a run that has ended has the gates of `launch`, and results of the keys that `launch` gives them:
     of the files and the code as they are now."""
     try:

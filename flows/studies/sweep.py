@@ -6,8 +6,7 @@ them. A cell is a run that ends after PPO and gives no model an alias.
 
 import json
 import re
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
@@ -16,19 +15,21 @@ from statistics import median
 
 from components.base.errors import GateFailed, UserError
 from components.base.hashing import canonical_json, digest_json
-from components.base.nested import flatten
-from components.gates.methods import DIRECT_METHODS, is_used
+from components.base.jsonl import read_rows
+from components.gates.methods import is_used
+from components.ppo.config import KLConfig
+from components.store.store import ArtifactStore
 from flows.base_run import changed_before
 from flows.config import yaml
 from flows.config.profiles import parse_override, profile_name
-from flows.config.run_config import RunConfig, load_config, to_values
+from flows.config.run_config import RunConfig, load_config
 from flows.launch.label_runs import compare
 from flows.launch.request import Request
 from flows.launch.run_computing import compute
 from flows.reports.run_facts import Document, StageFacts, on_the_sheet
-from flows.studies.level_kl import Band, Strength, Trial, best, calibration_kl, next_strength, sentence, strength_of
-from flows.studies.sub_runs import ENDED, Study, SubRun
-from tasks.execution.stage_progress import say
+from flows.studies.level_kl import Band, Search, Trial, calibration_kl
+from flows.studies.sub_runs import ENDED, Study
+from tasks.execution.stage_progress import output, say
 from tasks.runs.status import RunStatus, load_status
 
 MEASURES = {
@@ -59,20 +60,23 @@ class Cell:
     measures: dict[str, float]
     models: dict[str, str] = field(default_factory=dict)
     """Digests of its models by stage, as far as it has them."""
+    calibration_kl: float | None = None
+    """As the function of that name returns it."""
 
     @classmethod
-    def of(cls, home: Path, seed: int, status: RunStatus) -> "Cell":
-        """Return the cell whose run has ended with `status`."""
+    def of(cls, home: Path, seed: int, status: RunStatus, kl: KLConfig) -> "Cell":
+        """Return the cell whose run has ended with `status`. Of the measures of KL it has the one in `kl.unit`."""
         policy = StageFacts.of(home, status.run, status.stage("ppo"))
         seconds = policy.record.seconds if policy.record else None
         all_values = {**policy.metrics, "seconds": seconds, "memory": policy.speed["memory"]}
         values = {name: value for name, value in all_values.items() if value is not None}
         if {"policy/gold", "policy/sft_gold"} <= values.keys():
             values["policy/gold_gain"] = values["policy/gold"] - values["policy/sft_gold"]
-        measures = {name: value for name, value in values.items() if re.sub("_(low|high)$", "", name) in MEASURES}
+        compared = MEASURES.keys() - ({"policy/kl", "policy/kl_per_token"} - {f"policy/{kl.measure}"})
+        measures = {name: value for name, value in values.items() if re.sub("_(low|high)$", "", name) in compared}
         failed = [gate.name for stage in status.stages for gate in stage.gates if gate.stops]
         models = {stage.name: stage.digest for stage in status.stages if stage.digest and stage.name != "validate"}
-        return cls(seed, status.run, status.state, failed, measures, models)
+        return cls(seed, status.run, status.state, failed, measures, models, calibration_kl(policy, kl))
 
 
 @dataclass
@@ -112,9 +116,7 @@ class Sweep:
     level: bool = False
     """Whether each group's strength is searched."""
     band: Band | None = None
-    """The KL that the search aims at; None is the target ± 20 %, within which the adaptive β hardly changes."""
-    kl: list[str] = field(default_factory=lambda: ["policy/kl"])
-    """Those of `MEASURES` that are KL in the cells' `ppo.kl.unit`."""
+    """The KL that the search aims at; None as in `Search.of`."""
     groups: list[CellGroup] = field(default_factory=list)
     samples: list[Document] = field(default_factory=list)
     """By prompt: `prompt`, and `responses` of SFT, if all groups have the same, and of each group's first seed, by
@@ -131,47 +133,34 @@ class Sweep:
 
     def models(self, stage: str) -> set[str]:
         """Return the digests of the cells' models of a stage."""
-        return {cell.models[stage] for cells in self.groups for cell in cells.cells if stage in cell.models}
+        return {cell.models[stage] for group in self.groups for cell in group.cells if stage in cell.models}
 
-    def sub_run(self, options: Sequence[str], seed: int = 0) -> SubRun:
-        """Return the run with these options whose policy has this seed. A `--set` that its method does not use is left
-        out, if another cell's method uses it. Raises UserError as `load_config`."""
-        name = ", ".join(options)
-        try:
-            common = (text for text in self.options if self._is_for(options, text))
-            overrides = [parse_override(text) for text in (*common, *options, "promote=false")]
-            config = load_config(self.profile, overrides)
-        except UserError as error:
-            raise UserError(f"--over {name}: {error}") from error
+    def config(self, options: Sequence[str], seed: int = 0) -> RunConfig:
+        """Return the config of the run with these options whose policy has this seed. A `--set` that its method does
+        not use is left out, if another cell's method uses it. Raises UserError as `load_config`."""
+        common = (text for text in self.options if self._is_for(options, text))
+        overrides = [parse_override(text) for text in (*common, *options, "promote=false")]
+        config = load_config(self.profile, overrides)
         if all(override.path != ("policy_seed",) for override in overrides):
             # With the profile's seed the policy is that of a plain run.
-            config = config.model_copy(update={"policy_seed": None if seed == config.seed else seed})
-        elif self.seeds > 1:
+            return config.model_copy(update={"policy_seed": None if seed == config.seed else seed})
+        if self.seeds > 1:
             raise UserError("--seeds chooses policy_seed, which is set too. Leave one of them out.")
-        return SubRun(f"{name}, seed {seed}", config)
+        return config
 
     def _is_for(self, options: Sequence[str], text: str) -> bool:
         """Return whether one of `--set` is for the cells with these options: their method uses it, or none does."""
-        option, chosen = ".".join(parse_override(text).path), "policy.method="
-        here, swept = (
-            [is_used(text.removeprefix(chosen), option) for cell in cells for text in cell if text.startswith(chosen)]
-            for cells in ([options], combinations(self.over))
-        )
-        return any(here) or not any(swept)
+        option, method = ".".join(parse_override(text).path), "policy.method="
+        swept = {chosen for cell in combinations(self.over) for chosen in cell if chosen.startswith(method)}
+        users = {chosen for chosen in swept if is_used(chosen.removeprefix(method), option)}
+        return not users or not users.isdisjoint(options)
 
-    def start(self, options: Sequence[str]) -> tuple[Strength, float, Band]:
-        """Return the option of a group's strength, where its search starts, and the band. Raises UserError if
-        something rules the search out."""
-        config = self.sub_run(options).config
-        strength, target, values = strength_of(config), config.ppo.kl.target, flatten(to_values(config))
-        if strength.option in {text.partition("=")[0] for text in (*options, *self.options)}:
-            raise UserError(f"--level-kl chooses {strength.option}, which is set too. Leave one of them out.")
-        evaluations = f"{'policy' if config.policy.method in DIRECT_METHODS else 'ppo'}.evaluate_every"
-        if values.get(evaluations) is None:
-            raise UserError(f"--level-kl needs evaluations during training, and {evaluations} is null: set it.")
-        band = self.band or (0.8 * target, 1.2 * target)
-        at = sum(band) / 2 if strength.option == "ppo.kl.target" else values[strength.option]
-        return strength, float(f"{at:.3g}"), band
+    def search(self, options: Sequence[str]) -> Search:
+        """Return the search for the strength of the group with these options. Raises UserError if it is ruled out."""
+        search = Search.of(self.config(options), self.band)
+        if search.option in {text.partition("=")[0] for text in (*options, *self.options)}:
+            raise UserError(f"--level-kl chooses {search.option}, which is set too. Leave one of them out.")
+        return search
 
 
 def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int | None = None) -> Path:
@@ -190,23 +179,21 @@ def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int
             unchanged.
     """
     sweep.groups = [CellGroup(options) for options in combinations(sweep.over)]
-    deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
-    study = Study(home, "sweep", sweep.name, sweep.profile, deadline)
+    study = Study(home, "sweep", sweep.name, sweep.profile, minutes)
     _check(study, sweep, bool(sheet))
-    sweep.kl = sorted({f"policy/{sweep.sub_run(cells.options).config.ppo.kl.measure}" for cells in sweep.groups})
-    with study.lock(), study.server:
-        for seed, cells in product(range(sweep.seeds), sweep.groups):
+    with study.held():
+        for seed, group in product(range(sweep.seeds), sweep.groups):
             if sweep.level and seed == 0:
-                _search(study, sweep, cells)
-            elif (cells.trials or not sweep.level) and (status := study.run(sweep.sub_run(cells.options, seed))):
-                cells.cells.append(Cell.of(home, seed, status))
-        first = (cell for cells in sweep.groups for cell in cells.cells[:1])
-        by_policy = {cell.models["ppo"]: cell.run for cell in first if "ppo" in cell.models}
-        comparable = len(by_policy) > 1 and len(sweep.models("sft")) == 1
-        compared = _sheet(study, list(by_policy.values()), sheet) if sheet and comparable else None
-        waiting = [*study.runs(None, ("awaiting_labels",))]  # also of a call before
+                _search(study, sweep, group)
+            elif (group.trials or not sweep.level) and (cell := _cell(study, sweep, group.options, seed)):
+                group.cells.append(cell)
+        first = {group.name: cell for group in sweep.groups for cell in group.cells[:1] if "ppo" in cell.models}
+        policies = {cell.models["ppo"]: cell.run for cell in first.values()}
+        comparable = len(policies) > 1 and len(sweep.models("sft")) == 1
+        compared = _sheet(study, [*policies.values()], sheet) if sheet and comparable else None
+        waiting = [*study.runs({}, ("awaiting_labels",))]  # also of a call before
         sweep.sheet = next((run.run for run in (compared, *waiting) if run), "")
-        sweep.samples = _samples(home, sweep, waiting)
+        sweep.samples = _samples(home, sweep, first, waiting)
     return study.folder
 
 
@@ -233,23 +220,24 @@ def combinations(over: Sequence[str]) -> Iterator[list[str]]:
 def _check(study: Study, sweep: Sweep, sheet: bool) -> None:
     """Begin every cell of the first seed and discard it, so that the first mistake in any of them is raised before the
     first run: a UserError."""
-    first = dict[str, SubRun]()
-    for cells in sweep.groups:
-        start = sweep.start(cells.options) if sweep.level else None
-        sub_run = sweep.sub_run([*cells.options, *([f"{start[0].option}={start[1]:g}"] if start else [])])
+    first = dict[str, RunConfig]()
+    for group in sweep.groups:
         try:
-            study.begin(sub_run)[0].ctx.discard()
+            search = sweep.search(group.options) if sweep.level else None
+            config = sweep.config([*group.options, *([search.setting(search.start)] if search else [])])
+            study.begin(group.name, config).ctx.discard()
         except UserError as error:
-            raise UserError(f"--over {cells.name}: {error}") from error
+            raise UserError(f"--over {group.name}: {error}") from error
         for name, other in first.items():
-            if other.key == sub_run.key:
-                raise UserError(f"--over {cells.name}: the options are those of {name}. Leave one out.")
-            if sheet and (option := _changes_sft(other.config, sub_run.config)):
+            if other == config:
+                raise UserError(f"--over {group.name}: the options are those of {name}. Leave one out.")
+            if sheet and (option := _changes_sft(other, config)):
                 raise UserError(
                     f"--sheet compares the policies with one SFT model, and --over {option} gives the cells several. "
                     "Leave one of them out."
                 )
-        first[cells.name] = sub_run
+        first[group.name] = config
+
 
 def _changes_sft(one: RunConfig, other: RunConfig) -> str | None:
     """Return an option that differs and that SFT's model depends on; None if there is none."""
@@ -259,63 +247,60 @@ def _changes_sft(one: RunConfig, other: RunConfig) -> str | None:
     return next((option for option, stage in changed.items() if stage != "validate.judge"), None)
 
 
-def _search(study: Study, sweep: Sweep, cells: CellGroup) -> None:
+def _cell(study: Study, sweep: Sweep, options: Sequence[str], seed: int = 0) -> Cell | None:
+    """Return the cell with these options and this seed, computed if it has not ended; None if the budget is spent."""
+    config = sweep.config(options, seed)
+    status = study.run(study.begin(f"{', '.join(options)}, seed {seed}", config))
+    return None if status is None else Cell.of(study.home, seed, status, config.ppo.kl)
+
+
+def _search(study: Study, sweep: Sweep, group: CellGroup) -> None:
     """Choose a group's strength on its first seed, and add the run with it as the group's first cell."""
-    strength, start, band = sweep.start(cells.options)
-    runs, end = dict[float, RunStatus](), ""
-    value: float | None = start
-    while value is not None and not end:
-        option = f"{strength.option}={value:g}"
+    search, tried, end = sweep.search(group.options), list[Cell](), ""
+    group.trials = search.trials
+    while (value := search.next()) is not None:
+        option = search.setting(value)
         try:
-            sub_run = sweep.sub_run([*cells.options, option])
-            status = study.run(sub_run)
+            if (cell := _cell(study, sweep, [*group.options, option])) is None:
+                end = "the budget ended it"
+                break
+            tried.append(cell)
+            if cell.calibration_kl is None:
+                raise UserError(f"{option} has no KL on calibration prompts")
         except UserError as error:
-            if not runs and len(sweep.groups) == 1:
+            if not tried and len(sweep.groups) == 1:
                 raise
-            cells.search = f"no search, because {error}"
             end = f"it ended there, because {error}"
-            continue
-        if status is None:
-            end = "the budget ended it"
-            continue
-        runs[value], policy = status, StageFacts.of(study.home, status.run, status.stage("ppo"))
-        if (kl := calibration_kl(policy, sub_run.config.ppo.kl)) is None:
-            end = f"it ended there, because {option} has no KL on calibration prompts"
-            continue
-        cells.trials.append(Trial(value, kl, status.run, policy.record.seconds if policy.record else 0.0))
-        value = next_strength(cells.trials, band, strength)
-    chosen = best(cells.trials, band).strength if cells.trials else start
-    if cells.trials:
-        cells.options = [*cells.options, f"{strength.option}={chosen:g}"]
-        cells.search = "; ".join(filter(None, (sentence(cells.trials, band, strength.option), end)))
-        say(study.console, f"{cells.name}: {cells.search}")
-    elif runs:
-        cells.search = f"no search, {end.removeprefix('it ended there, ')}; other seeds are not computed"
-    if runs:
-        cells.cells.append(Cell.of(study.home, 0, runs[chosen]))
+            group.search = f"no search, because {error}{'; other seeds are not computed' if tried else ''}"
+            break
+        search.trials.append(Trial(value, cell.calibration_kl, cell.run, cell.measures.get("seconds", 0.0)))
+    if group.trials:
+        group.options = [*group.options, search.setting(search.best().strength)]
+        group.search = "; ".join(filter(None, (search.sentence(), end)))
+        say(output(), f"{group.name}: {group.search}")
+    group.cells += [cell for cell in tried if not search.trials or cell.run == search.best().run]
 
 
 def _sheet(study: Study, runs: Sequence[str], items: int) -> RunStatus:
     """Return the run that compares the policies of `runs` with SFT, blind; it is begun if there is none."""
-    key = digest_json([*runs, items])[:16]
-    if (sheet := next(study.runs(key, (*ENDED, "awaiting_labels")), None)) is not None:
+    label = study.label(f"sheet of sweep {study.name}", [*runs, items])
+    if (sheet := next(study.runs(label.tags, (*ENDED, "awaiting_labels")), None)) is not None:
         return sheet
-    request = Request(label=study.label(f"sheet of sweep {study.name}", key))
     models, overrides = [f"{runs[0]}:sft", *runs], [parse_override(f"human_eval.items={items}")]
-    launch = compare(study.home, models, runs[0], overrides, request)
+    launch = compare(study.home, models, runs[0], overrides, Request(label=label))
     with suppress(GateFailed):  # a gate on the raters
         compute(launch, study.server)
     return load_status(study.home, launch.ctx.run)
 
 
-def _samples(home: Path, sweep: Sweep, sheets: Sequence[RunStatus]) -> list[Document]:
-    """Return the responses of the groups' first seeds to the same prompts, without those that raters judge now, on
-    `sheets`."""
+def _samples(
+    home: Path, sweep: Sweep, cells: Mapping[str, Cell], sheets: Sequence[RunStatus]
+) -> list[Document]:
+    """Return the responses of cells, by name, to the same prompts, without those that raters judge now, on `sheets`."""
     by_name = {}
-    for cells in (cells for cells in sweep.groups if cells.cells and "ppo" in cells.cells[0].models):
-        run = cells.cells[0].run
-        rows = StageFacts.of(home, run, load_status(home, run).stage("ppo")).rows("evaluation.jsonl")
-        by_name[cells.name] = {canonical_json(row["prompt"]): row for row in rows}
+    for name, cell in cells.items():
+        rows = read_rows(ArtifactStore(home).path(cell.models["ppo"]) / "evaluation.jsonl")
+        by_name[name] = {canonical_json(row["prompt"]): row for row in rows}
     on_sheets = (on_the_sheet(StageFacts.of(home, sheet.run, sheet.stage("human_eval"))) for sheet in sheets)
     hidden = {prompt for sheet in on_sheets for prompt in sheet}
     first = next(iter(by_name.values()), {})

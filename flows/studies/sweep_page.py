@@ -1,70 +1,63 @@
 """Show a sweep's outcome: a table on the terminal, `sweep.json`, and a page with a chart and samples side by side."""
 
-import base64
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from components.base.files import write_whole
 from components.base.text import counted
 from components.gates.gate_text import number
-from components.keys.code_version import code_version
-from flows.reports.page import styled, template
+from flows.reports.page import picture, rendered
 from flows.studies.sweep import MEASURES, CellGroup, Sweep
 from tasks.execution.drawing import BLUE, GREY, ORANGE, PURPLE, RED, legend, new_figure, panel, plain, svg
 from tasks.execution.stage_progress import cell, say
 
 COLOURS, MARKERS = (BLUE, RED, ORANGE, PURPLE, GREY), "osD^v"
-
-
-def as_json(sweep: Sweep) -> dict[str, object]:
-    """Return what `tether sweep --json` prints."""
-    groups = [
-        asdict(group) | {"name": group.name, "over_seeds": group.over_seeds, "failures": failures(group)}
-        | {"trials": [trial._asdict() for trial in group.trials]} for group in sweep.groups
-    ]  # fmt: skip
-    return {"sweep": sweep.name, **asdict(sweep), "groups": groups, "notes": notes(sweep)}
+WORDS, NUMBERS = 22, 11
+"""Characters of the first column on the terminal, and at least of the others."""
 
 
 def write_page(folder: Path, sweep: Sweep) -> Path:
     """Write `sweep.json` and `sweep.html` into the sweep's folder, and return the page's path."""
+    outcome = {"sweep": sweep.name, **asdict(sweep), "notes": notes(sweep)}
+    for written, group in zip(outcome["groups"], sweep.groups, strict=True):
+        written |= {"name": group.name, "over_seeds": group.over_seeds, "failures": failures(group)}
     chart = draw(sweep)
-    text = template("sweep.html").render(
-        sweep=sweep, groups=computed(sweep), measures=measures_of(sweep), notes=notes(sweep), ranged=ranged,
-        failures=failures, chart=chart and f"data:image/svg+xml;base64,{base64.b64encode(chart).decode()}",
-        written_by=code_version(), **styled(),
+    text = rendered(
+        "sweep.html", sweep=sweep, measures=measures_of(sweep), notes=notes(sweep), ranged=ranged, failures=failures,
+        chart=chart and picture(chart),
     )  # fmt: skip
-    write_whole(folder / "sweep.json", json.dumps(as_json(sweep), indent=1))
+    write_whole(folder / "sweep.json", json.dumps(outcome, indent=1))
     write_whole(folder / "sweep.html", text.encode("utf-8", "backslashreplace"))
     return folder / "sweep.html"
 
 
-def computed(sweep: Sweep) -> list[CellGroup]:
-    """Return the groups that have a cell."""
-    return [group for group in sweep.groups if group.cells]
-
-
 def measures_of(sweep: Sweep) -> dict[str, str]:
-    """Return those of `MEASURES` that some cell has, and of the two of KL the one in `ppo.kl.unit`."""
+    """Return those of `MEASURES` that some cell has."""
     present = {name for group in sweep.groups for name in group.over_seeds}
-    present -= {"policy/kl", "policy/kl_per_token"} - {*sweep.kl}
     return {name: words for name, words in MEASURES.items() if name in present}
 
 
 def print_sweep(console: Console, sweep: Sweep) -> None:
-    """Print a column for each group: the medians over its seeds, with the lowest and the highest."""
-    table = Table("", box=None, pad_edge=False)
-    groups = computed(sweep)
-    for group in groups:
-        table.add_column(cell(group.name), overflow="fold", justify="right")
-    for name, words in measures_of(sweep).items():
-        table.add_row(words, *(cell(ranged(group.over_seeds, name)) for group in groups))
-    table.add_row("seeds", *(str(len(group.cells)) for group in groups))
-    console.print(table)
+    """Print a column for each group: its options, and the medians over its seeds, with the lowest and the highest.
+    Groups that do not fit beside the others have a table of their own."""
+    groups, most = [group for group in sweep.groups if group.cells], max(1, (console.width - WORDS) // NUMBERS)
+    for first in range(0, len(groups), most):
+        columns = groups[first : first + most]
+        table = Table(Column(width=WORDS), box=None, pad_edge=False, show_header=False)
+        for _ in columns:
+            table.add_column(justify="right", overflow="fold")
+        chosen = [dict(text.split("=", 1) for text in group.options) for group in columns]
+        for option in dict.fromkeys(option for options in chosen for option in options):
+            table.add_row(cell(option), *(cell(options.get(option, "")) for options in chosen))
+        for name, words in measures_of(sweep).items():
+            table.add_row(words, *(cell(ranged(group.over_seeds, name)) for group in columns))
+        table.add_row("seeds", *(str(len(group.cells)) for group in columns))
+        console.print(table, "")
     for group in filter(failures, groups):
         say(console, f"{group.name}: failed gates: {failures(group)}")
     for note in notes(sweep):
@@ -125,8 +118,8 @@ def draw(sweep: Sweep) -> bytes | None:
     axes = figure.subplots(len(gains), 1, sharex=True, squeeze=False)[:, 0]
     for axis, gain in zip(axes, gains, strict=True):
         panel(axis, measures[gain].partition(",")[0])
-        for place, group in enumerate(computed(sweep)):
-            runs = [run.measures for run in group.cells if gain in run.measures]
+        for place, group in enumerate(group for group in sweep.groups if group.cells):
+            runs = [run.measures for run in group.cells if {kl, gain} <= run.measures.keys()]
             x, y = ([run[name] for run in runs] for name in (kl, gain))
             marks = {"color": COLOURS[place % 5], "fmt": MARKERS[place // 5 % 5], "markersize": 5, "linewidth": 1}
             axis.errorbar(x, y, xerr=_errors(runs, kl), yerr=_errors(runs, gain), label=plain(group.name, 40), **marks)

@@ -1,17 +1,17 @@
 """Write the notes on MLflow's pages, in Markdown, from the facts of a run."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from components.base.text import markdown as words
 from components.base.text import markdown_code as span
 from components.gates import gate_text
-from components.gates.judging import Verdict
 from components.gates.table import GATES, brief_metrics
 from components.keys.code_version import CodeVersion
 from components.store.records import Environment
 from tasks.runs.journal import Done
+from tasks.runs.status import RunStatus
 
 
 class NoteRow(NamedTuple):
@@ -28,6 +28,8 @@ class NoteRow(NamedTuple):
         return f"| {self.how} | {f'[{name}]({self.link})' if self.link else name} | {span(self.digest[:16])} |"
 
 
+LONGEST = 8000
+"""The largest number of characters of a note: MLflow cuts longer ones, with a warning."""
 PICTURE = "lineage.svg"
 """The artifact with the picture of a run's or a stage's lineage."""
 
@@ -99,19 +101,25 @@ def _keeping_out(done: Done) -> list[dict[str, Any]]:
     return [check for check in checks if check["rows"] and check["severity"] in ("error", "quarantine")]
 
 
-def run_note(state: str, verdicts: Iterable[Verdict], links: Mapping[str, str], shown_by: str, report: str) -> str:
-    """Return the note of a whole run.
+def run_note(status: RunStatus, links: Mapping[str, str], shown_by: str, report: str) -> str:
+    """Return the note of a whole run, the most important first: what is longer than `LONGEST` is left out at the end.
 
     Args:
-        verdicts: those of its gates.
         links: further pages, as texts with addresses; empty addresses are left out.
         shown_by: the MLflow run with the picture of the run's lineage.
         report: the text of the run's report.
     """
-    lines = [f"**{state.replace('_', ' ').capitalize()}.**", "", *link_line(links)]
+    lines = [f"**{status.state.replace('_', ' ').capitalize()}.**", "", *link_line(links)]
+    verdicts = [verdict for stage in status.stages for verdict in stage.gates]
     if open_ := [verdict for verdict in verdicts if verdict.threshold is not None and not verdict.passed]:
+        open_.sort(key=lambda verdict: not verdict.stops)
         lines += ["**Gates that did not pass**", "", gate_text.markdown(open_)]
         gates = [GATES[verdict.name] for verdict in open_ if verdict.stops and verdict.name in GATES]
         lines += [f"- **{words(gate.name)}** {gate.cause} {gate.remedy}" for gate in gates]
         lines += ["", "The report has the command that tries this.", ""] if gates else []
-    return "\n".join([*lines, "**Lineage**", "", picture(shown_by), "", report]).strip()
+    note = "\n".join([*lines, "**Lineage**", "", picture(shown_by), "", report]).strip()
+    if len(note) <= LONGEST:
+        return note
+    first_lines = note[: LONGEST - 120].rpartition("\n")[0].rstrip()
+    more = note[len(first_lines) :].strip().count("\n") + 1
+    return f"{first_lines}\n\n{more:,} more lines: {span(f'tether status {status.run}')}, or the report."

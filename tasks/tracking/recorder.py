@@ -181,10 +181,9 @@ class Recorder:
     def _close(self, folder: Path, status: RunStatus, done: Sequence[Done], sent: Sent) -> None:
         assert sent.parent is not None and sent.experiment is not None
         log_picture(self._client, sent.parent, sent, done)
-        verdicts = [verdict for stage in status.stages for verdict in stage.gates]
         report = path.read_text(encoding="utf-8") if (path := folder / REPORT_TEXT).is_file() else ""
         links = self._links(folder, status, done, sent)
-        note = mlflow_notes.run_note(status.state, verdicts, links, sent.parent, report)
+        note = mlflow_notes.run_note(status, links, sent.parent, report)
         self._client.set_tag(sent.parent, "mlflow.note.content", note)
         for stage, card in _cards(folder, sent).items():
             self._client.log_text(sent.stages[stage], card.read_text(encoding="utf-8"), CARD)

@@ -53,9 +53,9 @@ def table(sweep: Path) -> str:
     store = ArtifactStore(sweep.parents[2])
     rows = []
     for group in json.loads(sweep.read_text())["groups"]:
-        if cells := [cell for cell in group["cells"] if cell["policy"]]:
+        if cells := [cell for cell in group["cells"] if "ppo" in cell["models"]]:
             kl = [cell["measures"]["policy/kl"] for cell in cells]
-            gains = [gold_gain(store.path(cell["policy"]) / "evaluation.jsonl") for cell in cells]
+            gains = [gold_gain(store.path(cell["models"]["ppo"]) / "evaluation.jsonl") for cell in cells]
             rows.append([group["name"], len(cells), _ranged(kl), _ranged(gains)])
     return markdown(("group", "seeds", "KL", "gold gain"), rows)
 

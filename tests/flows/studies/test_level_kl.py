@@ -12,29 +12,19 @@ from hypothesis import strategies as st
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
 from flows.reports.run_facts import StageFacts
-from flows.studies.level_kl import (
-    MOST_RUNS,
-    Band,
-    Strength,
-    Trial,
-    best,
-    calibration_kl,
-    next_strength,
-    sentence,
-    strength_of,
-)
+from flows.studies.level_kl import MOST_RUNS, Band, Search, Trial, calibration_kl
 
-RISES, FALLS = Strength("rises", rises=True), Strength("falls", rises=False)
 BAND = (2.4, 3.6)
 
 
-def search(kl: Callable[[float], float], start: float, band: Band = BAND, strength: Strength = RISES) -> list[Trial]:
-    trials = []
-    value: float | None = start
-    while value is not None:
-        trials.append(Trial(value, kl(value)))
-        value = next_strength(trials, band, strength)
-    return trials
+def tried(*trials: Trial, band: Band = BAND, rises: bool = True) -> Search:
+    return Search("x", 1.0, band, rises, trials=[*trials])
+
+
+def ended(search: Search, kl: Callable[[float], float]) -> Search:
+    while (value := search.next()) is not None:
+        search.trials.append(Trial(value, kl(value)))
+    return search
 
 
 @given(
@@ -45,9 +35,9 @@ def test_a_power_law_with_noise_lands_in_the_band(power: float, start: float, ri
     """KL is 3 at strength 1, up to 20 times away from the start, measured with an error of 5 %."""
     errors = iter(noise)
     exponent = power if rises else -power
-    trials = search(lambda s: 3 * s**exponent * (1 + next(errors)), start, strength=RISES if rises else FALLS)
-    assert BAND[0] <= trials[-1].kl <= BAND[1]
-    assert best(trials, BAND) == trials[-1]
+    search = ended(Search("x", start, BAND, rises), lambda s: 3 * s**exponent * (1 + next(errors)))
+    assert BAND[0] <= search.trials[-1].kl <= BAND[1]
+    assert search.best() == search.trials[-1]
 
 
 @given(
@@ -58,7 +48,8 @@ def test_every_search_ends_within_four_runs(
     start: float, noise: list[float], low: float, wide: float, rises: bool, level: float
 ) -> None:
     errors = iter(noise)
-    trials = search(lambda s: level * s / (1 + s) + next(errors), start, (low, low * wide), RISES if rises else FALLS)
+    search = Search("x", start, (low, low * wide), rises)
+    trials = ended(search, lambda s: level * s / (1 + s) + next(errors)).trials
     assert 1 <= len(trials) <= MOST_RUNS
     assert len({trial.strength for trial in trials}) == len(trials)
     assert all(math.isfinite(trial.strength) and trial.strength > 0 for trial in trials)
@@ -66,32 +57,31 @@ def test_every_search_ends_within_four_runs(
 
 def test_between_two_trials_it_takes_the_secant_in_logs() -> None:
     """KL 1 at 1 and 9 at 9; the middle of 2 to 4.5 is 3 in logs, and so is the strength."""
-    trials = [Trial(1, 1), Trial(9, 9)]
-    assert next_strength(trials, (2, 4.5), RISES) == 3
-    assert next_strength([Trial(1, 9), Trial(9, 1)], (2, 4.5), FALLS) == 3
+    assert tried(Trial(1, 1), Trial(9, 9), band=(2, 4.5)).next() == 3
+    assert tried(Trial(1, 9), Trial(9, 1), band=(2, 4.5), rises=False).next() == 3
 
 
 def test_a_steep_step_is_approached_from_inside_the_bracket() -> None:
     """The secant would end at the upper trial: the inner 80 % ends before it."""
-    trials = [Trial(1, 2.9), Trial(10, 1e6)]
-    assert next_strength(trials, (3, 3.1), RISES) == pytest.approx(10**0.1, rel=0.01)
+    search = tried(Trial(1, 2.9), Trial(10, 1e6), band=(3, 3.1))
+    assert search.next() == pytest.approx(10**0.1, rel=0.01)
 
 
 def test_best_of_eight_is_the_limit_and_the_sentence_says_so() -> None:
     """KL of best of n is log n - (n - 1) / n (Stiennon et al. 2020, G.3): 1.2 nats at 8, below the band."""
-    of_best = strength_of(load_config("tiny", [parse_override("policy.method=best_of_n")]))
-    trials = search(lambda n: math.log(n) - (n - 1) / n, 4, strength=of_best)
-    assert [trial.strength for trial in trials] == [4, 8]
-    assert best(trials, BAND).strength == 8
-    text = sentence(trials, BAND, "policy.n")
+    config = load_config("tiny", [parse_override("policy.method=best_of_n"), parse_override("policy.n=4")])
+    search = ended(Search.of(config, BAND), lambda n: math.log(n) - (n - 1) / n)
+    assert [trial.strength for trial in search.trials] == [4, 8]
+    assert search.best().strength == 8
+    text = search.sentence()
     assert text.startswith("KL 1.2 on calibration prompts, outside the band 2.4 to 3.6")
     assert "policy.n 4 (KL 0.636), 8 (KL 1.2)" in text
 
 
 def test_a_search_in_the_band_stops_at_once_and_states_its_cost() -> None:
-    trials = [Trial(3, 3.1, "a", 120.0)]
-    assert next_strength(trials, BAND, RISES) is None
-    assert sentence(trials, BAND, "x") == (
+    search = tried(Trial(3, 3.1, "a", 120.0))
+    assert search.next() is None
+    assert search.sentence() == (
         "KL 3.1 on calibration prompts, inside the band 2.4 to 3.6; the search tried x 3 (KL 3.1) and took 120 s of "
         "training"
     )
@@ -99,9 +89,8 @@ def test_a_search_in_the_band_stops_at_once_and_states_its_cost() -> None:
 
 def test_a_kl_below_zero_is_as_far_as_zero_and_the_larger_is_best() -> None:
     """The estimate of a KL near 0 may be negative; nothing is ever inside, so four runs are made."""
-    trials = search(lambda s: -0.03, 1)
-    assert [trial.strength for trial in trials] == [1, 8, 64, 512]
-    assert best([Trial(1, -0.03), Trial(8, -0.01)], BAND).strength == 8
+    assert [trial.strength for trial in ended(tried(), lambda s: -0.03).trials] == [1, 8, 64, 512]
+    assert tried(Trial(1, -0.03), Trial(8, -0.01)).best().strength == 8
 
 
 CHOICES = [("ppo.kl.target=3", "ppo.kl.coefficient"), ("ppo.kl.control=adaptive", "ppo.kl.target")]
@@ -111,7 +100,7 @@ CHOICES = [("ppo.kl.target=3", "ppo.kl.coefficient"), ("ppo.kl.control=adaptive"
 def test_the_strength_of_ppo_is_its_target_or_its_fixed_beta(change: str, option: str) -> None:
     """The profile tiny keeps β."""
     config = load_config("tiny", [parse_override(change), parse_override("ppo.updates=100")])
-    assert strength_of(config).option == option
+    assert Search.of(config, None).option == option
 
 
 def evaluated(published: int, *evaluations: dict[str, float]) -> StageFacts:

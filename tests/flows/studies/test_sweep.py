@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from inspect import unwrap
 from io import StringIO
@@ -29,8 +29,8 @@ from flows.studies import sub_runs, sweep_page
 from flows.studies import sweep as studies
 from flows.studies.level_kl import Trial
 from flows.studies.sub_runs import Study
-from flows.studies.sweep import Cell, CellGroup, Sweep, combinations, run_sweep
-from flows.studies.sweep_page import as_json, draw, failures, notes, print_sweep, ranged, write_page
+from flows.studies.sweep import MEASURES, Cell, CellGroup, Sweep, combinations, run_sweep
+from flows.studies.sweep_page import draw, failures, measures_of, notes, print_sweep, ranged, write_page
 from tasks.execution.context import Reporting, RunContext
 from tasks.execution.runner import _key, peek
 from tasks.result import Given, StageResult
@@ -166,7 +166,7 @@ def test_a_text_that_yaml_reads_otherwise_stays_a_text() -> None:
 
 def test_a_seed_changes_only_the_jobs_of_ppo_and_of_no_other_stage() -> None:
     sweep = Sweep("tiny", ["ppo.epochs=1"])
-    first, second = (sweep.sub_run(["ppo.epochs=1"], seed).config for seed in (0, 1))
+    first, second = (sweep.config(["ppo.epochs=1"], seed) for seed in (0, 1))
     differing = [name for name, stage in STAGES.items() if first.stage_job(stage) != second.stage_job(stage)]
     assert differing == ["ppo"] and second.stage_job(STAGES["ppo"]).seed == 1  # type: ignore[attr-defined]
     plain = load_config("tiny").model_copy(update={"ppo": first.ppo})
@@ -178,7 +178,7 @@ METHODS = ["policy.method=ppo,dpo,online_dpo"]
 
 def test_an_option_is_set_in_the_cells_whose_method_uses_it() -> None:
     sweep = Sweep("demo", METHODS, ["policy.beta=0.3", "ppo.updates=70", "ppo.ratio=sequence", "ppo.evaluate=100"])
-    ppo, dpo, online = (sweep.sub_run(cell).config for cell in combinations(METHODS))
+    ppo, dpo, online = (sweep.config(cell) for cell in combinations(METHODS))
     default = load_config("demo")
     assert [config.policy.beta for config in (ppo, dpo, online)] == [default.policy.beta, 0.3, default.policy.beta]
     assert [config.ppo.updates for config in (ppo, dpo, online)] == [70, default.ppo.updates, 70]
@@ -201,20 +201,20 @@ def test_an_option_that_no_method_uses_is_refused(option: str, message: str, tmp
 
 def test_methods_are_swept_at_equal_kl_with_the_profile_of_hh() -> None:
     sweep = Sweep("hh-smollm2", ["policy.method=ppo,dpo"], level=True)
-    starts = [sweep.start(cell)[0].option for cell in combinations(sweep.over)]
+    starts = [sweep.search(cell).option for cell in combinations(sweep.over)]
     assert starts == ["ppo.kl.target", "policy.beta"]
 
 
 def test_no_option_makes_one_run_count_as_two_seeds(tmp_path: Path) -> None:
     profile = tmp_path / "seeded.yaml"
     profile.write_text("extends: tiny\npolicy_seed: 5\n")
-    cells = [Sweep(str(profile), ["ppo.epochs=1"], seeds=2).sub_run(["ppo.epochs=1"], seed) for seed in (0, 1)]
-    assert [cell.config.policy_seed for cell in cells] == [None, 1]
+    cells = [Sweep(str(profile), ["ppo.epochs=1"], seeds=2).config(["ppo.epochs=1"], seed) for seed in (0, 1)]
+    assert [cell.policy_seed for cell in cells] == [None, 1]
     for over, options in ((["policy_seed=5,6"], []), (["ppo.epochs=1"], ["policy_seed=5"])):
         with pytest.raises(UserError, match="--seeds chooses policy_seed, which is set too"):
             swept(tmp_path, *over, options=options, seeds=2)
         texts = next(combinations(over))
-        assert Sweep("tiny", over, options).sub_run(texts).config.policy_seed == 5, "of one seed it may be set"
+        assert Sweep("tiny", over, options).config(texts).policy_seed == 5, "of one seed it may be set"
 
 
 def test_a_killed_sweep_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,8 +270,7 @@ def test_a_changed_gate_plug_in_judges_an_ended_cell_again(tmp_path: Path, monke
 
 
 def test_the_runs_of_a_sweep_get_no_alias(tmp_path: Path) -> None:
-    sub_run = Sweep("demo", ["ppo.epochs=1"]).sub_run(["ppo.epochs=1"])
-    assert not sub_run.config.promote and load_config("demo").promote
+    assert not Sweep("demo", ["ppo.epochs=1"]).config(["ppo.epochs=1"]).promote and load_config("demo").promote
 
 
 def test_no_run_begins_after_the_budget_and_what_is_missing_is_said(
@@ -442,17 +441,19 @@ def test_the_numbers_are_those_that_the_runs_stored(outcome: tuple[Path, Sweep])
     measures = sweep.groups[0].cells[0].measures
     assert measures["policy/kl"] == 3.0 and measures["policy/kl_low"] == 1.0
     assert measures["policy/gold_gain"] == 0.75, "gold 1 less SFT's 0.25"
+    assert sweep.groups[0].cells[0].calibration_kl == 3.5
     assert measures["seconds"] == 10.0 and measures["policy/gold_gain_low"] == 0.5
     stored = json.loads((path.parent / "sweep.json").read_text())
-    assert stored == json.loads(json.dumps(as_json(sweep)))
+    assert stored["groups"][0]["cells"] == [asdict(cell) for cell in sweep.groups[0].cells]
     assert group(stored["groups"][1], "over_seeds")["policy/kl"] == 4.0
-    assert "policy/kl_per_token" in measures and "nats a token" not in path.read_text(), "KL's unit is the response"
+    assert "policy/kl_per_token" not in measures and "nats a token" not in path.read_text(), "the unit is the response"
     assert stored["sweep"] == sweep.name and len(stored["samples"]) == 8
 
 
-def test_the_json_names_the_fields_of_a_trial() -> None:
+def test_the_json_names_the_fields_of_a_trial(tmp_path: Path) -> None:
     group_ = CellGroup(["a=1"], trials=[Trial(0.1, 2.5, "run 0", 60.0)])
-    (written,) = json.loads(json.dumps(as_json(Sweep("tiny", ["a=1"], groups=[group_]))))["groups"]
+    write_page(tmp_path, Sweep("tiny", ["a=1"], groups=[group_]))
+    (written,) = json.loads((tmp_path / "sweep.json").read_text())["groups"]
     assert written["trials"] == [{"strength": 0.1, "kl": 2.5, "run": "run 0", "seconds": 60.0}]
 
 
@@ -470,6 +471,20 @@ def test_names_of_gates_are_whole_on_a_narrow_terminal() -> None:
               for name in ("ppo", "dpo", "ipo", "kto", "best_of_n")]  # fmt: skip
     text = " ".join(narrow(Sweep("tiny", ["a=1"], groups=groups)).split())
     assert "best_of_n: failed gates: policy.kl_beyond_ceiling (1 of 1), policy.distinct_ratio (1 of 1)" in text
+
+
+@pytest.mark.parametrize("count", [1, 5, 8])
+def test_no_word_of_the_table_is_broken_on_a_narrow_terminal(count: int) -> None:
+    """The headings of five groups were `polic`, `y.met`, `hod=p`, `po`."""
+    methods = ("ppo", "dpo", "ipo", "kto", "best_of_n", "online_dpo", "ppo", "dpo")[:count]
+    cells = [Cell(seed, "run", "passed", [], dict.fromkeys(MEASURES, 1234.56)) for seed in (0, 1)]
+    groups = [CellGroup([f"policy.method={method}", f"policy.label_smoothing=0.{place}"], cells)
+              for place, method in enumerate(methods)]  # fmt: skip
+    sweep = Sweep("tiny", ["a=1"], groups=groups)
+    words = narrow(sweep).split()
+    assert [word for word in words if word in methods] == [*methods]
+    assert {"policy.method", "policy.label_smoothing", *" ".join(measures_of(sweep).values()).split()} <= {*words}
+    assert words.count("1,230") == words.count("(1,230") == count * len(measures_of(sweep))
 
 
 def test_a_group_without_cells_is_only_in_the_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -541,6 +556,6 @@ def test_groups_of_different_models_are_not_shown_beside_one(tmp_path: Path, mon
 
 
 def test_config_values_are_those_of_the_profile_and_the_cell(tmp_path: Path) -> None:
-    values = to_values(Sweep("tiny", [], ["ppo.updates=7"]).sub_run(["ppo.epochs=2"], 3).config)
+    values = to_values(Sweep("tiny", [], ["ppo.updates=7"]).config(["ppo.epochs=2"], 3))
     assert group(values, "ppo")["updates"] == 7 and group(values, "ppo")["epochs"] == 2
     assert values["policy_seed"] == 3 and values["seed"] == 0
