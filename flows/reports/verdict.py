@@ -138,8 +138,8 @@ def _remedy(gate: Gate, method: str, is_slack: bool) -> str:
     """Return the sentences of a gate's remedy that name no option of `ppo` which the method refuses; if the tether
     `is_slack` of those only the ones that do not tighten it."""
     sentences = re.split(r"(?<=\.) (?=[A-Z`])", gate.remedy)
-    kept = [s for s in sentences if all(is_used(method, name) for name in re.findall(r"`(ppo\.[\w.]+)", s))]
-    return " ".join(s for s in kept if not (is_slack and _ASKS_TIGHTER.search(s)))
+    usable = [s for s in sentences if all(is_used(method, name) for name in re.findall(r"`(ppo\.[\w.]+)", s))]
+    return " ".join(s for s in usable if not (is_slack and _ASKS_TIGHTER.search(s)))
 
 
 def _of_run(command: str, run: str) -> str:

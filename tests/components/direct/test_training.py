@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from components.direct.direct_observers import ChosenAlarm
+from components.direct.training import ChosenAlarm
 from components.ppo.alarm_table import CHOSEN, WINDOW
 from components.training.updates import Update
 
