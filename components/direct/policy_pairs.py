@@ -52,7 +52,10 @@ class PolicyPairs:
         cap = job.generation.max_new_tokens
         for chunk in chain(chunks(rows, len(rows)), chunks(singles, len(singles))):
             encoded = encode_prompts(tokenizer, [row["prompt"] for row in chunk], job.generation.max_prompt_tokens)
-            sides = ([row.get(side) or row["response"] for row in chunk] for side in ("chosen", "rejected"))
+            sides = (
+                [row["chosen"] if "chosen" in row else row["response"] for row in chunk],
+                [row["rejected"] if "rejected" in row else row["response"] for row in chunk],
+            )
             chosen, rejected = (encode_responses(tokenizer, texts, cap + 1) for texts in sides)
             for row, prompt, *both in zip(chunk, encoded, chosen, rejected, strict=True):
                 is_single = row.get("desirable") is not None

@@ -61,7 +61,7 @@ def _published(
     metrics |= evaluate(models, measured, data, out, observe)  # from here on only the first rank
     write_rows(artifact / "history.jsonl", trained.history.rows)
     write_rows(artifact / "samples.jsonl", trained.samples.rows)
-    reason += f" TrainedPolicy by {job.policy.method} (policy.method)."
+    reason += f" Trained by {job.policy.method} (policy.method)."
     reason += "" if job.policy.method == "kto" else ignored_labels(data)
     evaluated = evaluations.checkpoints.evaluations
     about = {"published_update": number, "reason": reason, "last_update": last, "evaluations": evaluated}
