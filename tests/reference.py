@@ -19,7 +19,7 @@ from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
 from components.gates.gate import Gate
-from components.gates.methods import DIRECT_METHODS, ONLY_OF
+from components.gates.methods import DIRECT_METHODS, USED_BY
 from components.gates.remedies import Formula, OptionChange
 from components.gates.table import GATES, MAIN_METRICS
 from components.ppo.alarm_table import CHOSEN, MONITORS, Monitor
@@ -248,10 +248,9 @@ def _attempt(change: OptionChange) -> str:
     """The option and its value, in words where it is computed from the run's own."""
     value = change.value.words if isinstance(change.value, Formula) else f"`{str(change.value).lower()}`"
     value += "" if change.if_zero is None else f", or {change.if_zero:g} if it is 0"
-    group, _, name = change.option.partition(".")
     condition = change.when
-    if group == "policy":
-        condition = "policy.method", " or ".join(ONLY_OF.get(name, DIRECT_METHODS))
+    if change.option.startswith("policy."):
+        condition = "policy.method", " or ".join(USED_BY.get(change.option, DIRECT_METHODS))
     where = "" if condition is None else f" (where `{condition[0]}` is {condition[1] or 'not set'})"
     return f"`{change.option}`: {value}{where}"
 

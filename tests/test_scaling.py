@@ -44,3 +44,16 @@ def test_advice_on_memory_names_the_methods_options() -> None:
 def test_the_pages_table_is_the_plans() -> None:
     rows = [row(model, method) for model in KNOWN for method in METHODS]
     assert len(SETTING) == 12 and [line for line in PAGE.splitlines() if line.startswith(("| smol", "| llama"))] == rows
+
+
+def test_the_page_says_when_a_direct_method_frees_frozen_models() -> None:
+    def frozen(*changes: str) -> int:
+        config = load_config("tiny", [parse_override(change) for change in changes])
+        phases = MemoryPlan.of("tiny", config, KNOWN["smollm2-135m"], 1, None).stages["ppo"]
+        return next(phase.parts.get("frozen", 0) for phase in phases if phase.name == "training")
+
+    freed, kto, kept = (frozen(f"policy.method={method}", f"policy.evaluate_every={every}")
+                        for method, every in (("dpo", "null"), ("kto", "null"), ("dpo", "8")))  # fmt: skip
+    assert freed == 0 < kto < kept
+    words = " ".join(PAGE.split())
+    assert "its training frees the frozen models that no step uses unless `policy.evaluate_every` is set" in words

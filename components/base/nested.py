@@ -1,6 +1,6 @@
 """Nested options, as YAML and JSON hold them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import JsonValue
 
@@ -29,6 +29,20 @@ def merge(below: Mapping[str, JsonValue], above: Mapping[str, JsonValue]) -> dic
         old = out.get(key)
         out[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return out
+
+
+def selected(
+    values: Mapping[str, JsonValue], is_chosen: Callable[[str], bool], prefix: str = ""
+) -> dict[str, JsonValue]:
+    """Return nested options with only those values for whose dotted names `is_chosen` returns True."""
+    chosen: dict[str, JsonValue] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            inner = selected(value, is_chosen, f"{prefix}{name}.")
+            chosen |= {name: inner} if inner else {}
+        elif is_chosen(prefix + name):
+            chosen[name] = value
+    return chosen
 
 
 def flatten(values: Mapping[str, JsonValue], prefix: str = "") -> dict[str, JsonValue]:

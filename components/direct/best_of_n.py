@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,7 +16,7 @@ from components.base.observe import Observe
 from components.base.text import counted
 from components.data.tables.published import SplitColumn, read_split
 from components.direct.config import DirectJob
-from components.direct.direct_observers import DirectObservers, TrainedPolicy
+from components.direct.training import TrainedPolicy, train
 from components.distributed import ranks
 from components.models.batching import encode_prompt
 from components.models.sampling import SftAnswers
@@ -23,7 +24,7 @@ from components.ppo.experience import rewarded_scores, sampled_batches
 from components.ppo.models import Models
 from components.sft.tokenized_demonstrations import Examples, token_losses
 from components.training.chunks import in_chunks
-from components.training.loop import TrainingExamples, fit, torch_seed
+from components.training.loop import TrainingExamples, torch_seed
 
 Row = dict[str, Any]
 
@@ -34,7 +35,8 @@ AT_ONCE = 64
 def train_on_best(
     models: Models, job: DirectJob, inputs: Mapping[str, Path], out: Path, observe: Observe
 ) -> TrainedPolicy:
-    """Sample, choose and train in `policy.rounds`; return what the last round's observers saw. Resumes from `out`.
+    """Sample, choose and train in `policy.rounds`; return the last round's training, with the history of all. Resumes
+    from `out`.
 
     A round that has failed, because KL left its limits, is the last.
 
@@ -45,41 +47,34 @@ def train_on_best(
     Raises:
         UserError: no chosen response to any prompt has ended.
     """
-    data = inputs["data"]
-    prompts = SplitColumn(read_split(data / "prompts.train"), "prompt")[: job.policy.max_prompts]
-    metrics, history = dict[str, float](), list[Row]()
+    prompts = SplitColumn(read_split(inputs["data"] / "prompts.train"), "prompt")[: job.policy.max_prompts]
+    history = list[Row]()
     models.policy.eval()
     for number in range(1, job.policy.rounds + 1):
-        file, begun = out / "artifact" / f"best_of_n-{number}.jsonl", len(history)
         rows = _chosen(models, job, prompts, number, out, observe)
         if ranks.is_first():
-            write_rows(file, rows)
+            write_rows(out / "artifact" / f"best_of_n-{number}.jsonl", rows)
         chosen = [row for row in rows if row["ended"]]
         if not chosen:
             raise UserError(
                 f"policy.method=best_of_n: none of {counted(len(rows), 'chosen response')} has ended within "
                 f"generation.max_new_tokens ({job.generation.max_new_tokens}). Raise it, or train SFT to end."
             )
-        metrics |= {
+        metrics = {
             "direct/best_of_n_gain": fmean(row["score"] - row["mean_score"] for row in rows),
             "direct/best_of_n_ended": len(chosen) / len(rows),
         }
         most = job.generation.max_prompt_tokens
         examples = Examples.of((encode_prompt(models.tokenizer, row["prompt"], most), row["ids"]) for row in chosen)
-        observers = DirectObservers.start(models, job, data)
-        batches = TrainingExamples(
-            partial(_batch_loss, models, job, examples), examples.lengths, examples.responses.lengths
-        )
-        with models.without(job.policy.unused, job.measured, inputs):
-            fit(
-                models.policy, batches, job.policy, seed=job.seed, group="direct", out=out,
-                observe=_after(begun, observe), part=number if number > 1 else None, observers=observers.in_order,
-            )  # fmt: skip
-        observers.count_from(begun)
-        history += observers.history.rows
-        if observers.history.failed:
+        batch_loss = partial(_batch_loss, models, job, examples)
+        batches = TrainingExamples(batch_loss, examples.lengths, examples.responses.lengths)
+        of_round, part = _after(len(history), observe), number if number > 1 else None
+        trained = train(models, job, batches, inputs, out, of_round, metrics, part)
+        trained.count_from(history)
+        history = trained.history.rows
+        if trained.history.failed:
             break
-    return TrainedPolicy(observers, history, metrics)
+    return trained
 
 
 def _batch_loss(
@@ -108,11 +103,9 @@ def _chosen(
     def done(count: int) -> None:
         observe(count, {}, total=len(prompts), doing=doing)
 
-    def compute(chunk: Sequence[Any], start: int) -> list[Row]:
-        return best_of_n(models, job, chunk, number, start)
-
     done(0)
-    return in_chunks(prompts, AT_ONCE, out / "checkpoint" / f"best_of_n-{number}", compute, done)
+    file = out / "checkpoint" / f"best_of_n-{number}"
+    return in_chunks(prompts, AT_ONCE, file, lambda some, start: best_of_n(models, job, some, number, start), done)
 
 
 @torch.no_grad()
@@ -128,19 +121,19 @@ def best_of_n(models: Models, job: DirectJob, prompts: Sequence[Any], number: in
     """
     measured, n = job.measured, job.policy.n
     repeated = [prompt for prompt in prompts for _ in range(n)]
-    rows, scores = list[Row](), list[float]()
+    rows = list[Row]()
     seed = torch_seed(job.seed, "ppo", f"best of n {number}")
     streams = SftAnswers(seed, range(first * n, first * n + len(repeated)))
     for batch, samples, passes in sampled_batches(models, models.policy, repeated, measured, streams):
         texts, raw = samples.texts(models.tokenizer), passes.raw_scores
         if models.rewards is not None:
             raw, *_ = models.rewards.score(raw, batch, texts, ended=samples.ended.tolist())
-        scores += rewarded_scores(raw, samples, models.scale, measured.ppo.score).tolist()
+        scores = rewarded_scores(raw, samples, models.scale, measured.ppo.score).tolist()
         for i, (prompt, text, ended) in enumerate(zip(batch, texts, samples.ended.tolist(), strict=True)):
-            rows.append({"prompt": prompt, "response": text, "ids": samples.reward_ids(i), "ended": ended})
-    best = []
-    for start in range(0, len(rows), n):
-        of_prompt = scores[start : start + n]
-        highest = max(range(n), key=of_prompt.__getitem__)
-        best.append(rows[start + highest] | {"score": of_prompt[highest], "mean_score": fmean(of_prompt)})
-    return best
+            row = {"prompt": prompt, "response": text, "ids": samples.reward_ids(i), "ended": ended}
+            rows.append(row | {"score": scores[i]})
+    of_prompts = (rows[start : start + n] for start in range(0, len(rows), n))
+    return [
+        max(of_prompt, key=itemgetter("score")) | {"mean_score": fmean(row["score"] for row in of_prompt)}
+        for of_prompt in of_prompts
+    ]

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from components.base.nested import merge, nested
+from components.base.nested import merge, selected
 from components.base.settings import Settings
-from components.gates.methods import Method, is_used, measuring
+from components.gates.methods import Method, is_used
 from components.models.config import AdapterConfig, GenerationConfig
 from components.models.runtime import Runtime
 from components.ppo.config import PpoConfig, PpoJob
@@ -101,12 +101,9 @@ class DirectJob(Settings):
         values = value.model_dump() if isinstance(value, PpoConfig) else value
         if not isinstance(values, Mapping) or "policy" not in info.data:
             return values
-        taken: dict[str, Any] = {"kl": {"control": "fixed"}}
-        for path in (name.split(".") for name in measuring(info.data["policy"].method)):
-            within = values if len(path) == 1 else values.get(path[0], {})
-            if path[-1] in within:
-                taken = merge(taken, nested(path, within[path[-1]]))
-        return taken
+        method = info.data["policy"].method
+        measuring = selected(values, lambda option: is_used(method, f"ppo.{option}"))
+        return merge({"kl": {"control": "fixed"}}, measuring)
 
     def uses(self, option: str) -> bool:
         """Return whether the method uses an option. Other options are not in the key."""

@@ -16,15 +16,15 @@ from components.base.observe import Observe
 from components.data.rows import CanonicalRow
 from components.data.tables.published import has_split, read_split
 from components.direct.config import DirectJob, PolicyConfig
-from components.direct.direct_observers import ChosenAlarm, DirectObservers, TrainedPolicy
 from components.direct.policy_pairs import PolicyPairs, reference_logprobs, response_logprobs
 from components.direct.preference_losses import dpo_losses, ipo_losses, kto_baseline, kto_losses, label_shares
+from components.direct.training import TrainedPolicy, train
 from components.distributed import ranks
 from components.models.batching import encode_prompts, onto
 from components.ppo.models import Models
 from components.reward.losses import weighted_mean
 from components.sft.tokenized_demonstrations import Examples, response_losses
-from components.training.loop import TrainingExamples, fit, micro_batches
+from components.training.loop import TrainingExamples, micro_batches
 from components.training.updates import Observer, Update
 
 FAR = 1.0
@@ -171,16 +171,9 @@ def train_on_pairs(
             metrics |= {} if baseline is None else {"baseline": z0}
         return loss * scale, {f"direct/{name}": value for name, value in metrics.items()}
 
-    alarm = ChosenAlarm(limit=job.chosen_limit, stops=config.stop_on_alarm)
-    observers = DirectObservers.start(
-        models, job, data, lambda: alarm.raised * alarm.stops, parts=PartMeans(), alarm=alarm
-    )
     prepare = None if baseline is None else baseline.measure
     examples = TrainingExamples(batch_loss, pairs.lengths, pairs.labels[:, 0], prepare=prepare)
-    with models.without(job.policy.unused, job.measured, inputs):
-        fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe,
-            observers=observers.in_order)  # fmt: skip
-    return TrainedPolicy(observers, observers.history.rows, data_metrics)
+    return train(models, job, examples, inputs, out, observe, data_metrics, parts=PartMeans())
 
 
 def training_pairs(tokenizer: Any, job: DirectJob, data: Path, folder: Path) -> PolicyPairs:

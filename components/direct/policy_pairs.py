@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,18 @@ class PolicyPairs:
         prompts, responses, labels = TokenWriter(folder), TokenWriter(folder), list[tuple[float, ...]]()
         cut = alike = 0
         cap = job.generation.max_new_tokens
-        for chunk in chunks(rows, len(rows)):
+        for chunk in chain(chunks(rows, len(rows)), chunks(singles, len(singles))):
             encoded = encode_prompts(tokenizer, [row["prompt"] for row in chunk], job.generation.max_prompt_tokens)
-            sides = ([row["chosen"] for row in chunk], [row["rejected"] for row in chunk])
+            sides = (
+                [row["chosen"] if "chosen" in row else row["response"] for row in chunk],
+                [row["rejected"] if "rejected" in row else row["response"] for row in chunk],
+            )
             chosen, rejected = (encode_responses(tokenizer, texts, cap + 1) for texts in sides)
             for row, prompt, *both in zip(chunk, encoded, chosen, rejected, strict=True):
-                if both[0][:cap] == both[1][:cap]:
+                is_single = row.get("desirable") is not None
+                if is_single:
+                    both[row["desirable"]] = []  # 1 is the rejected side
+                elif both[0][:cap] == both[1][:cap]:
                     alike += 1
                     continue
                 cut += max(map(len, both)) > cap
@@ -62,17 +69,8 @@ class PolicyPairs:
                     prompts.append(prompt)
                     responses.append(response[:cap])
                 votes = row.get("soft_label") if job.policy.soft_labels else None
-                weights = row.get("weight", 1.0), row.get("source_weight", 1.0)
+                weights = 0.5 if is_single else row.get("weight", 1.0), row.get("source_weight", 1.0)
                 labels.append((*weights, 1.0 if votes is None else votes, row.get("margin") or 0.0))
-        for chunk in chunks(singles, len(singles)):
-            encoded = encode_prompts(tokenizer, [row["prompt"] for row in chunk], job.generation.max_prompt_tokens)
-            texts = encode_responses(tokenizer, [row["response"] for row in chunk], cap + 1)
-            for row, prompt, response in zip(chunk, encoded, texts, strict=True):
-                cut += len(response) > cap
-                for side in (True, False):
-                    prompts.append(prompt)
-                    responses.append(response[:cap] if row["desirable"] is side else [])
-                labels.append((0.5, 1.0, 1.0, 0.0))
         return cls(Examples(prompts.written(), responses.written()), np.array(labels).reshape(-1, 4), cut, alike)
 
     def __len__(self) -> int:

@@ -12,9 +12,9 @@ from components.data.rows import CanonicalRow
 from components.data.tables.published import read_split
 from components.direct.best_of_n import train_on_best
 from components.direct.config import DirectJob
-from components.direct.direct_observers import TrainedPolicy
 from components.direct.pair_training import train_on_pairs
 from components.direct.policy_pairs import PolicyPairs
+from components.direct.training import TrainedPolicy
 from components.models.runtime import release_memory
 from components.ppo.evaluate import evaluate
 from components.ppo.models import Models
@@ -52,24 +52,24 @@ def _published(
     models: Models, job: DirectJob, trained: TrainedPolicy, data: Path, out: Path, observe: Observe
 ) -> dict[str, float]:
     """Write the artifact, and return the final metrics. All ranks sample and score, as in PPO's stage."""
-    artifact, measured, observers = out / "artifact", job.measured, trained.observers
-    last = len(trained.history)
-    number, reason = observers.evaluations.choose(last, None)
+    artifact, measured, evaluations = out / "artifact", job.measured, trained.evaluations
+    last = len(trained.history.rows)
+    number, reason = evaluations.choose(last, None)
     models.policy.eval()
-    metrics = trained.metrics | put_and_save(models, measured, data, out, observe, observers.evaluations, number, last)
+    metrics = trained.metrics | put_and_save(models, measured, data, out, observe, evaluations, number, last)
     metrics |= pair_metrics(models, job, read_split(data / "pairs.test"))
     metrics |= evaluate(models, measured, data, out, observe)  # from here on only the first rank
-    write_rows(artifact / "history.jsonl", trained.history)
-    write_rows(artifact / "samples.jsonl", observers.samples.rows)
+    write_rows(artifact / "history.jsonl", trained.history.rows)
+    write_rows(artifact / "samples.jsonl", trained.samples.rows)
     reason += f" Trained by {job.policy.method} (policy.method)."
     reason += "" if job.policy.method == "kto" else ignored_labels(data)
-    about = {"published_update": number, "reason": reason, "last_update": last}
-    about |= {"evaluations": observers.evaluations.checkpoints.evaluations}
+    evaluated = evaluations.checkpoints.evaluations
+    about = {"published_update": number, "reason": reason, "last_update": last, "evaluations": evaluated}
     write_json(artifact / "metadata.json", about)
     metrics |= {"direct/updates": float(last), "direct/published_update": float(number)}
     limited = measured.ppo.kl.ceiling is not None or measured.ppo.kl.band is not None
-    if job.policy.stop_on_alarm or (limited and observers.evaluations.checkpoints.evaluations):
-        metrics["ppo/stopped"] = float(observers.history.failed)
+    if job.policy.stop_on_alarm or (limited and evaluated):
+        metrics["ppo/stopped"] = float(trained.history.failed)
     write_json(artifact / "metrics.json", metrics)
     return metrics
 

@@ -1,4 +1,4 @@
-"""The methods that train the policy, and the options that each of them uses. Names only."""
+"""The methods that train the policy, and the options and gates that each of them uses. Names only."""
 
 from typing import Literal
 
@@ -7,43 +7,38 @@ ON_PAIRS = ("dpo", "ipo", "kto")
 """The methods that train on the preference pairs of the data, without sampling."""
 DIRECT_METHODS = (*ON_PAIRS, "best_of_n")
 """The methods that make no updates of PPO. Their options stand under `policy`."""
-ONLY_OF = {
-    "beta": ON_PAIRS, "max_pairs": ON_PAIRS, "stop_on_alarm": ON_PAIRS, "n": ("best_of_n",), "rounds": ("best_of_n",),
-    "max_prompts": ("best_of_n",),
-    "label_smoothing": ("dpo", "ipo"), "form": ("dpo", "ipo"), "soft_labels": ("dpo", "ipo"), "margin": ("dpo",),
-    "desirable_weight": ("kto",), "undesirable_weight": ("kto",),
+_BY_UPDATES = ("ppo", "online_dpo")
+_USES: dict[tuple[str, ...], tuple[str, ...]] = {
+    (*_BY_UPDATES, *DIRECT_METHODS): (  # what measures the policy
+        "policy.method", "ppo.evaluate", "ppo.repeats", "ppo.rules", "ppo.rewards", "ppo.watch",
+        "ppo.evaluate_temperature", "ppo.best_of", "ppo.score.ensemble", "ppo.kl.band", "ppo.kl.ceiling", "ppo.kl.unit",
+        "ppo.kl.response_ceiling", "gates.ppo.stopped",
+    ),
+    DIRECT_METHODS: ("policy",),
+    ON_PAIRS: ("policy.beta", "policy.max_pairs", "policy.stop_on_alarm"),
+    ("dpo", "ipo"): ("policy.label_smoothing", "policy.form", "policy.soft_labels"),
+    ("dpo",): ("policy.margin",),
+    ("kto",): ("policy.desirable_weight", "policy.undesirable_weight"),
+    ("best_of_n",): ("policy.n", "policy.rounds", "policy.max_prompts"),
+    _BY_UPDATES: ("ppo", "gates.ppo"),
+    (*_BY_UPDATES, "best_of_n"): ("ppo.score",),  # by which it chooses responses
+    ("ppo",): (  # its loss, in whose place online DPO has its own
+        "ppo.advantage", "ppo.ratio", "ppo.clip_range", "ppo.clip_range_high", "ppo.dual_clip", "ppo.group_size",
+        "ppo.aggregation", "ppo.discount", "ppo.gae_lambda", "ppo.critic", "ppo.importance", "ppo.kl.form",
+        "gates.ppo.ratio_max", "gates.ppo.clip_fraction_max",
+    ),
+    ("online_dpo",): ("ppo.pair_labels",),
 }  # fmt: skip
-"""Maps an option of `policy` that not every direct method has to the methods that have it."""
-MEASURES = (
-    "evaluate", "repeats", "rules", "rewards", "watch", "evaluate_temperature", "best_of", "score.ensemble", "kl.band",
-    "kl.ceiling", "kl.unit", "kl.response_ceiling",
-)  # fmt: skip
-"""The options of `ppo` that measure the policy of any method. Best of n also uses `ppo.score`, to choose responses. All
-others are for PPO's updates."""
-LOSS = (
-    "advantage", "ratio", "clip_range", "clip_range_high", "dual_clip", "group_size", "aggregation", "discount",
-    "gae_lambda", "critic", "importance", "kl.form",
-)  # fmt: skip
-"""The options of `ppo` that online DPO does not use, because it has a loss of its own in PPO's updates."""
-
-
-def measuring(method: str) -> tuple[str, ...]:
-    """Return the options of `ppo` that a direct method uses."""
-    return (*MEASURES, "score") if method == "best_of_n" else MEASURES
+USED_BY = {name: methods for methods, names in _USES.items() for name in names}
+"""Maps an option, a group of options or `gates.` with a gate to the methods that use it. What stands in a group with an
+entry is used by the group's methods, unless it has an entry of its own; all methods use what has none."""
 
 
 def is_used(method: str, option: str) -> bool:
     """Return whether a method uses a dotted option, such as `ppo.kl.target`; of a group, whether it uses one of its
     options."""
-    group, _, name = option.partition(".")
-    if group == "policy":
-        of = ONLY_OF.get(name.partition(".")[0], DIRECT_METHODS)
-        return name in ("", "method") or method in of
-    if option == "ppo.pair_labels":
-        return method == "online_dpo"
-    if group == "ppo" and method == "online_dpo":
-        return not any(f"{name}.".startswith(f"{unused}.") for unused in LOSS)
-    if group == "ppo" and method in DIRECT_METHODS:
-        measures = ("", *measuring(method))
-        return any(f"{used}.".startswith(f"{name}.") or f"{name}.".startswith(f"{used}.") for used in measures)
-    return True
+    if any(method in methods for name, methods in USED_BY.items() if f"{name}.".startswith(f"{option}.")):
+        return True
+    while option and option not in USED_BY:
+        option = option.rpartition(".")[0]
+    return method in USED_BY.get(option, (method,))

@@ -81,6 +81,8 @@ AT_LEAST_THE_BOUND = Formula(lambda present, excess, bound: max(present, bound),
 HALF = Formula(lambda present, excess, bound: max(1, present // 2), "half of its value, at least 1")
 ONE_LESS = Formula(lambda present, excess, bound: max(1, present - 1), "one less, at least 1")
 
+TETHER = ("ppo.kl.target", "ppo.kl.coefficient", "policy.beta")
+"""The options that hold the policy to SFT."""
 _ADAPTIVE = ("ppo.kl.control", "adaptive")
 _FIXED = ("ppo.kl.control", "fixed")
 _HIGHER_BETA = OptionChange("policy.beta", times(2))

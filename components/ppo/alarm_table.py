@@ -152,17 +152,18 @@ if TYPE_CHECKING:
 else:
     MonitorName = Literal[tuple(MONITORS)]
 
+WINDOW = 8
+"""Number of the latest updates whose mean log-ratio is compared: that of a single batch is noisy."""
 CHOSEN = Monitor(
-    "no responses: it is raised where the policy finds the chosen responses of the last 8 updates less likely than SFT "
-    "does, by more than the gate `policy.chosen_log_ratio` allows", 0.0,
+    f"no responses: it is raised where the policy finds the chosen responses of the last {WINDOW} updates that have "
+    "any, or of all so far if they are fewer, less likely than SFT does, by more than the gate "
+    "`policy.chosen_log_ratio` allows", 0.0,
     "Chosen and rejected responses become less likely together: what the policy then says is in no pair.",
     "policy.beta, policy.learning_rate and policy.epochs",
     TIGHTER_TETHER, is_feature=False,
 )  # fmt: skip
 """The alarm `chosen` of the methods that train on pairs. The gate's threshold is its only limit."""
 LOG_RATIO = "direct/chosen_log_ratio"
-WINDOW = 8
-"""Number of the latest updates whose mean log-ratio is compared: that of a single batch is noisy."""
 
 
 def chosen_alarm(history: Sequence[Mapping[str, Any]], limit: float | None) -> dict[str, Any] | None:
@@ -173,7 +174,7 @@ def chosen_alarm(history: Sequence[Mapping[str, Any]], limit: float | None) -> d
         return None
     meaning = (
         f"alarm chosen: the log-ratio to SFT of the chosen responses is {mean:.2f} nats a response over the last "
-        f"{len(ratios)} updates, limit {limit:g} (gates.policy.chosen_log_ratio). {CHOSEN.meaning} "
-        f"Look at {CHOSEN.remedy}."
+        f"{len(ratios)} updates with such responses, limit {limit:g} (gates.policy.chosen_log_ratio). "
+        f"{CHOSEN.meaning} Look at {CHOSEN.remedy}."
     )
     return {"name": "chosen", "update": history[-1]["update"], "meaning": meaning}

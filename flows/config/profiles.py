@@ -8,11 +8,11 @@ from typing import NamedTuple, get_args
 from pydantic import JsonValue
 
 from components.base.errors import UserError
-from components.base.nested import flatten, group, merge, nested
+from components.base.nested import flatten, group, merge, nested, selected
 from components.base.paths import user_path
 from components.direct.config import PolicyConfig
 from components.gates.methods import Method, is_used
-from components.ppo.config import KL_LIMITS, OF_CRITIC_KIND, WITHOUT_CRITIC, PpoConfig
+from components.ppo.config import KL_LIMITS, OF_CRITIC_KIND, WITHOUT_CRITIC, CriticConfig, PpoConfig
 from flows.config import yaml as yaml_text
 from flows.config.removed import renamed
 
@@ -80,7 +80,7 @@ def apply_overrides(values: dict[str, JsonValue], overrides: Iterable[Override])
     """Return a copy of `values` with the overrides applied in order.
 
     Raises:
-        UserError: an override names a key below a plain value, or an option that `policy.method` does not use.
+        UserError: an override names a key below a plain value, or an option as for `refuse_unused`.
     """
     layer: dict[str, JsonValue] = {}
     for path, value in overrides:
@@ -108,25 +108,24 @@ def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, J
     new, old = (group(values, "data").get("preferences") for values in (above, below))
     if new is not None and old is None and below:
         below = merge(below, _WITHOUT_BUILT_IN_TASK)
-    ppo, new_ppo = group(below, "ppo"), group(above, "ppo")
-    if critic := group(ppo, "critic"):
-        kind = group(new_ppo, "critic").get("kind")
-        remaining = {name: value for name, value in critic.items() if kind in (None, OF_CRITIC_KIND.get(name, kind))}
-        below = below | {"ppo": dict(ppo) | {"critic": {} if new_ppo.get("advantage") in WITHOUT_CRITIC else remaining}}
-    kl, unit = group(below, "ppo", "kl"), group(new_ppo, "kl").get("unit")
-    if unit not in (None, kl.get("unit", "response")):
-        remaining = {name: value for name, value in kl.items() if name not in KL_LIMITS}
-        below = below | {"ppo": dict(group(below, "ppo")) | {"kl": remaining}}
-    method, before = _method(below, above), _method(below, {})
-    if before == "online_dpo" != method:
-        others = {name: value for name, value in group(below, "ppo").items() if name not in _OF_ONLINE_DPO}
-        below = below | {"ppo": others}
-    if method == "online_dpo":
-        options, remaining = flatten(dict(group(below, "ppo"))), _OF_ONLINE_DPO
-        for option, value in options.items():
-            if is_used(method, f"ppo.{option}"):
-                remaining = merge(remaining, nested(tuple(option.split(".")), value))
-        below = below | {"ppo": remaining}
+    ppo, new_ppo, method = group(below, "ppo"), group(above, "ppo"), _method(below, above)
+    has_critic, kind = new_ppo.get("advantage") not in WITHOUT_CRITIC, group(new_ppo, "critic").get("kind")
+    unit, online = group(new_ppo, "kl").get("unit"), method == "online_dpo"
+    other_unit = unit not in (None, group(ppo, "kl").get("unit", "response"))
+    was_online = _method(below, {}) == "online_dpo" and not online
+
+    def remains(option: str) -> bool:
+        part, _, name = option.partition(".")
+        return (
+            (part != "critic" or (has_critic and kind in (None, OF_CRITIC_KIND.get(name, kind))))
+            and not (other_unit and part == "kl" and name in KL_LIMITS)
+            and not (was_online and option in _OF_ONLINE_DPO)
+            and not (online and not is_used("online_dpo", f"ppo.{option}"))
+        )
+
+    below = below | ({"ppo": selected(ppo, remains)} if ppo else {})
+    if online:
+        below = below | {"ppo": merge(_OF_ONLINE_DPO, group(below, "ppo"))}
     return merge(below, above)
 
 
@@ -136,10 +135,11 @@ def _method(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> JsonVal
 
 
 def refuse_unused(below: dict[str, JsonValue], above: dict[str, JsonValue], source: str) -> None:
-    """Refuse options of `ppo` and `policy` in `above` that the method does not use. Those of `below` are ignored.
+    """Refuse options of `ppo` and `policy` in `above` that the method does not use, or the critic (`ppo.advantage` has
+    none, or one of another kind). Those of `below` are ignored.
 
-    Two cases are allowed: a profile that names no method may set options of `policy`, for users who choose a method;
-    and a config that `tether show-config` printed has all options.
+    Three cases are allowed: a profile that names no method may set options of `policy`, for users who choose a method;
+    a config that `tether show-config` printed has all options; and a critic's may have the default or `below`'s value.
 
     Raises:
         UserError: there is such an option.
@@ -157,6 +157,21 @@ def refuse_unused(below: dict[str, JsonValue], above: dict[str, JsonValue], sour
                     f"{source}: {name}.{option} has no effect with policy.method={method}. Leave it out, or choose a "
                     "method that uses it."
                 )
+    ppo, defaults = merge(group(below, "ppo"), group(above, "ppo")), CriticConfig().model_dump()
+    advantage, kind = ppo.get("advantage"), group(ppo, "critic").get("kind", defaults["kind"])
+    for option, value in group(above, "ppo", "critic").items():
+        needed = OF_CRITIC_KIND.get(option, kind)
+        if value in (defaults.get(option, value), group(below, "ppo", "critic").get(option)):
+            continue
+        if advantage in WITHOUT_CRITIC:
+            reason, use = f"ppo.advantage={advantage} has no critic", "advantage=gae"
+        elif needed != kind and kind in OF_CRITIC_KIND.values():
+            reason, use = f"it is an option of a {needed} critic, and this one is {kind}", f"critic.kind={needed}"
+        else:
+            continue
+        raise UserError(
+            f"{source}: ppo.critic.{option} ({value}) has no effect, because {reason}. Leave it out, or use ppo.{use}."
+        )
 
 
 def _is_file_name(profile: str) -> bool:

@@ -14,14 +14,13 @@ from components.base.redaction import has_credentials
 from components.base.settings import Settings
 from components.data.config import DataConfig
 from components.direct.config import PolicyConfig
-from components.gates.built_in.ppo_gates import OF_RATIOS, OF_UPDATES
 from components.gates.judging import ExtraGate, GatesConfig, with_kl_gates
 from components.gates.methods import DIRECT_METHODS, ON_PAIRS, is_used
 from components.gates.table import GATES
 from components.human_eval.config import HumanEvalConfig
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
-from components.ppo.config import OF_CRITIC_KIND, CriticConfig, PpoConfig
+from components.ppo.config import PpoConfig
 from components.reward.config import RewardConfig
 from components.rollouts.client import resolve_rollout
 from components.sft.config import SftConfig
@@ -203,9 +202,9 @@ class Options(Settings):
         with another method."""
         gates = GatesConfig(**with_kl_gates(self.gates.model_dump(), self.ppo.kl.model_dump()))
         method = self.policy.method
-        if method == "online_dpo":
-            return gates.without(OF_RATIOS, "policy.method=online_dpo clips no ratios")
-        return gates.without(OF_UPDATES, f"policy.method={method} has no PPO updates") if method != "ppo" else gates
+        unused = [name for name in GATES if not is_used(method, f"gates.{name}")]
+        reason = "clips no ratios" if method == "online_dpo" else "has no PPO updates"
+        return gates.without(unused, f"policy.method={method} {reason}")
 
     @property
     def chosen_limit(self) -> float | None:
@@ -337,7 +336,6 @@ def load_config(profile: str | Path, overrides: Iterable[Override] = ()) -> RunC
     """
     config = check_config(apply_overrides(read_profile(profile), overrides), source=str(profile))
     check_kl_limits(config, source=str(profile))
-    check_critic_is_used(config, source=str(profile))
     return config
 
 
@@ -379,33 +377,6 @@ def _kl_limits(config: RunConfig) -> dict[str, object]:
     kl, gate = config.ppo.kl, f"policy.{config.ppo.kl.measure}"
     thresholds = {rule.name: threshold for rule, threshold in config.effective_gates.rules("ppo")}
     return {f"gates.{gate}": thresholds[gate], "ppo.kl.band": kl.band, "ppo.kl.ceiling": kl.ceiling}
-
-
-def check_critic_is_used(config: RunConfig, source: str, before: RunConfig | None = None) -> None:
-    """Refuse critic options that have no effect, because `ppo.advantage` has no critic, or one of another kind. Stored
-    configs are not checked.
-
-    Args:
-        before: the stored config that `config` was made from; options that it has too are allowed.
-
-    Raises:
-        UserError: an option is not the default; the message says what to do.
-    """
-    default, kind = CriticConfig(), config.ppo.critic.kind
-    earlier = default if before is None else before.ppo.critic
-    for name, value in config.ppo.critic:
-        needed = OF_CRITIC_KIND.get(name, kind)
-        if not config.ppo.has_critic:
-            reason, remedy = f"ppo.advantage={config.ppo.advantage} has no critic", "ppo.advantage=gae"
-        elif needed != kind:
-            reason = f"it is an option of a {needed} critic, and this one is {kind}"
-            remedy = f"ppo.critic.kind={needed}"
-        else:
-            continue
-        if value not in (getattr(default, name), getattr(earlier, name)):
-            raise UserError(
-                f"{source}: ppo.critic.{name} ({value}) has no effect, because {reason}. Leave it out, or use {remedy}."
-            )
 
 
 def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:

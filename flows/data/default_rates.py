@@ -21,15 +21,14 @@ def with_rates(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
         UserError: a rate is null, and the pretrained model that determines the size is missing.
     """
     ppo, reward = config.ppo, config.reward
+    group: Trained = "policy" if config.policy.method in DIRECT_METHODS else "ppo"
+    policy = getattr(config, group)
     rate_and_lora: dict[Trained, tuple[float | None, bool]] = {
         "sft": (config.sft.learning_rate, False),
         "reward": (reward.learning_rate, reward.lora is not None),
+        group: (policy.learning_rate, policy.lora is not None),
     }
-    if (policy := config.policy).method in DIRECT_METHODS:
-        rate_and_lora["policy"] = policy.learning_rate, policy.lora is not None
-    else:
-        rate_and_lora["ppo"] = ppo.learning_rate, ppo.lora is not None
-    if "ppo" in rate_and_lora and ppo.has_critic and ppo.critic.kind == "separate":
+    if group == "ppo" and ppo.has_critic and ppo.critic.kind == "separate":
         rate_and_lora["ppo.critic"] = ppo.critic.learning_rate, ppo.lora is not None
     missing = {name: lora for name, (rate, lora) in rate_and_lora.items() if rate is None}
     if not missing:
@@ -37,13 +36,8 @@ def with_rates(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
     base = config.sft.base
     size = config.sft.scratch.parameters if base is None else count_parameters(find_base(base, home), "sft.base")
     rates = {name: default_rate(name, size, lora) for name, lora in missing.items()}
-    critic = _with(ppo.critic, rates.get("ppo.critic"))
-    groups = {
-        "sft": _with(config.sft, rates.get("sft")),
-        "reward": _with(reward, rates.get("reward")),
-        "policy": _with(policy, rates.get("policy")),
-        "ppo": _with(ppo, rates.get("ppo")).model_copy(update={"critic": critic}),
-    }
+    groups = {name: _with(getattr(config, name), rates.get(name)) for name in ("sft", "reward", "policy", "ppo")}
+    groups["ppo"] = groups["ppo"].model_copy(update={"critic": _with(ppo.critic, rates.get("ppo.critic"))})
     power, word = next((unit for unit in UNITS if size >= unit[0]), UNITS[-1])
     chosen = ", ".join(f"{name}.learning_rate {rate:g}" for name, rate in rates.items())
     return config.model_copy(update=groups), [f"chosen for a model of {size / power:.3g} {word} parameters: {chosen}"]

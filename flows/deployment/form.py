@@ -17,7 +17,7 @@ from components.base.errors import UserError, refuse_credentials
 from components.gates.judging import Waiver, check_waivers
 from flows.config.profiles import lay, refuse_unused
 from flows.config.removed import renamed
-from flows.config.run_config import RunConfig, check_config, check_critic_is_used, check_kl_limits, to_values
+from flows.config.run_config import RunConfig, check_config, check_kl_limits, to_values
 from flows.launch.request import asked_waivers
 from tasks.runs.run_label import LONGEST_NAME, Label, one_line
 
@@ -79,7 +79,7 @@ def changed(config: RunConfig, changes: Mapping[str, JsonValue]) -> RunConfig:
     """Return `config` with the form's changes applied.
 
     Raises:
-        UserError: as `refuse_unused`, `check_config`, `check_kl_limits` and `check_critic_is_used`.
+        UserError: as `refuse_unused`, `check_config` and `check_kl_limits`.
     """
     made = renamed({name: value for name, value in changes.items() if value != {}}, "changes")
     if not made:
@@ -88,7 +88,6 @@ def changed(config: RunConfig, changes: Mapping[str, JsonValue]) -> RunConfig:
     refuse_unused(deployed, made, "changes")
     changed_config = check_config(lay(deployed, made), source="changes")
     check_kl_limits(changed_config, "changes", config)
-    check_critic_is_used(changed_config, "changes", config)
     return changed_config
 
 

@@ -13,14 +13,7 @@ from components.gates.methods import DIRECT_METHODS, is_used
 from data_contracts.rows.gather import RowSource, detected
 from flows.base_run import Base, changed_before, choose_base, earlier_stages
 from flows.config.profiles import Override, apply_overrides, profile_name
-from flows.config.run_config import (
-    RunConfig,
-    check_config,
-    check_critic_is_used,
-    check_kl_limits,
-    file_values,
-    to_values,
-)
+from flows.config.run_config import RunConfig, check_config, check_kl_limits, file_values, to_values
 from flows.data.default_rates import with_rates
 from flows.data.pretrained import pinned_base, with_template
 from flows.data.reference import resolved_reference
@@ -146,7 +139,6 @@ def _changed(base: Base, stage: str, overrides: Sequence[Override]) -> RunConfig
     on."""
     values = {**base.values, "runtime": {}} if base.config.runtime.misfits() else base.values
     config = check_config(apply_overrides(values, overrides), source=f"run {base.run}")
-    check_critic_is_used(config, "--set", base.config)
     for field, first in changed_before(stage, base.config, config).items():
         raise UserError(
             f"--set {field}: {first} depends on it and comes before {stage}, so this rerun would reuse the {first} of "

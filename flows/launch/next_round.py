@@ -10,7 +10,7 @@ from components.human_eval.batch.halves import HELD_OUT
 from components.store.store import ArtifactStore
 from flows.config.profiles import Override, apply_overrides
 from flows.config.removed import without_removed
-from flows.config.run_config import check_config, check_critic_is_used, check_kl_limits
+from flows.config.run_config import check_config, check_kl_limits
 from flows.launch.begin import Launch, new_run
 from flows.launch.request import DEFAULTS, Request
 from tasks.runs.config import run_values
@@ -60,7 +60,6 @@ def next_round(
         values = {**values, "runtime": {}}
     config = check_config(apply_overrides(values, [*changes, *overrides]), source=f"run {status.run}")
     check_kl_limits(config, f"run {status.run}", before)
-    check_critic_is_used(config, "--set", before)
     launch = new_run(home, status.profile, config, request, like=status.run)
     notes = [f"round {len(config.data.votes)}, from the votes on the policy of run {status.run}"]
     if misfits:

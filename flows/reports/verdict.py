@@ -15,12 +15,19 @@ from components.gates.gate_text import number, outcome, rule
 from components.gates.judging import Verdict
 from components.gates.margins import margin, tightness
 from components.gates.methods import is_used
-from components.gates.remedies import Setting, rerun_from
+from components.gates.remedies import TETHER, Setting, rerun_from
 from components.gates.table import GATES
 from components.human_eval.sheet import RATERS
 from tasks.runs.awaited_labels import LabelProgress
 from tasks.runs.status import RunStatus, StageStatus
 from tasks.stages import PIPELINE
+
+TIGHTENING = frozenset(
+    gate.name for gate in GATES.values()
+    if gate.group == "policy" and gate.name != "policy.kl_floor" and any(c.option in TETHER for c in gate.changes)
+)  # fmt: skip
+"""The gates on the published policy whose advice tightens the tether, which helps none where KL is below its floor."""
+_ASKS_TIGHTER = re.compile(r"[Ll]ower `ppo\.kl\.target`|[Rr]aise `(ppo\.kl\.coefficient|policy\.beta)`")
 
 
 class Step(NamedTuple):
@@ -92,16 +99,19 @@ def _failed(failed: Sequence[tuple[StageStatus, Verdict]]) -> str:
 def _after_gates(status: RunStatus, gates: Sequence[Verdict], options: Mapping[str, JsonValue]) -> list[Step]:
     if not gates:
         return []
-    steps, settings = [], list[Setting]()
-    for verdict in gates:
+    method, steps, settings = str(options.get("policy.method", "ppo")), [], list[Setting]()
+    used = {name: value for name, value in options.items() if is_used(method, name)}
+    floor, below = _kl_below_its_floor(status)
+    slack = [] if floor is None else [verdict for verdict in gates if verdict.name in TIGHTENING]
+    for verdict in gates if floor is None or not slack else [*gates, floor]:
         if (gate := GATES.get(verdict.name)) is not None:
-            method = str(options.get("policy.method", "ppo"))
-            used = {name: value for name, value in options.items() if is_used(method, name)}
-            setting = gate.setting(verdict.value, verdict.threshold, used)
+            is_slack = verdict in slack
+            of_gate = {name: value for name, value in used.items() if not (is_slack and name in TETHER)}
+            setting = gate.setting(verdict.value, verdict.threshold, of_gate)
             settings += [] if setting is None else [setting]
             command = "" if setting is not None else _of_run(gate.command, status.run)
-            advice = " ".join(text for text in (gate.cause, _remedy(gate, method)) if text)
-            steps.append(Step(f"{gate.name}: {advice}{_change(setting)}", command))
+            advice = gate.cause, _remedy(gate, method, is_slack), below if is_slack else ""
+            steps.append(Step(f"{gate.name}: {' '.join(filter(None, advice))}{_change(setting)}", command))
     settings = list(dict.fromkeys(settings))
     if settings:
         start = rerun_from([setting.option for setting in settings], PIPELINE)
@@ -113,10 +123,23 @@ def _after_gates(status: RunStatus, gates: Sequence[Verdict], options: Mapping[s
     return [*steps, Step("Or accept it, with your name and reason on record:", waive)]
 
 
-def _remedy(gate: Gate, method: str) -> str:
-    """Return the sentences of a gate's remedy that name no option of `ppo` which the method refuses."""
+def _kl_below_its_floor(status: RunStatus) -> tuple[Verdict | None, str]:
+    """Return the verdict of `policy.kl_floor`, and a sentence, if KL itself is below the floor and not only its lower
+    end; otherwise None."""
+    for stage in status.stages:
+        for verdict in stage.gates:
+            kl, floor = stage.metrics.get("policy/kl"), verdict.threshold
+            if verdict.name == "policy.kl_floor" and kl is not None and isinstance(floor, float) and kl < floor:
+                return verdict, f"KL ({number(kl)}) is below its floor ({number(floor)}): do not tighten the tether."
+    return None, ""
+
+
+def _remedy(gate: Gate, method: str, is_slack: bool) -> str:
+    """Return the sentences of a gate's remedy that name no option of `ppo` which the method refuses; if the tether
+    `is_slack` of those only the ones that do not tighten it."""
     sentences = re.split(r"(?<=\.) (?=[A-Z`])", gate.remedy)
-    return " ".join(s for s in sentences if all(is_used(method, name) for name in re.findall(r"`(ppo\.[\w.]+)", s)))
+    usable = [s for s in sentences if all(is_used(method, name) for name in re.findall(r"`(ppo\.[\w.]+)", s))]
+    return " ".join(s for s in usable if not (is_slack and _ASKS_TIGHTER.search(s)))
 
 
 def _of_run(command: str, run: str) -> str:

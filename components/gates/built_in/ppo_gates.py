@@ -62,8 +62,3 @@ PPO_GATES = (
         changes=(OptionChange("ppo.batch_size", times(2)),),
     ),
 )  # fmt: skip
-
-OF_UPDATES = tuple(gate.name for gate in PPO_GATES if gate.name != "ppo.stopped")
-"""The gates on PPO's updates, which the direct methods do not make."""
-OF_RATIOS = ("ppo.ratio_max", "ppo.clip_fraction_max")
-"""The gates on the ratios that PPO's own loss clips."""

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 
 from components.data.tables.published import read_split
-from components.direct import pair_training
+from components.direct import pair_training, training
 from components.direct.config import DirectJob
 from components.direct.policy_pairs import PolicyPairs
 from components.models.config import GenerationConfig
@@ -65,7 +65,7 @@ def job_of(given: dict[str, Any], runtime: Runtime) -> DirectJob:
 def ours(job: DirectJob, folder: Path, timed: Timed) -> tuple[int, float]:
     """Train as the stage does; return the number of pairs and the mean log-probability of SFT."""
     inputs = {name: folder / name for name in ("data", "sft", "reward")}
-    fit, reference_logprobs, references = pair_training.fit, pair_training.reference_logprobs, list[float]()
+    fit, reference_logprobs, references = training.fit, pair_training.reference_logprobs, list[float]()
 
     def timed_fit(*args: Any, **options: Any) -> int:
         with timed.measure():
@@ -76,7 +76,7 @@ def ours(job: DirectJob, folder: Path, timed: Timed) -> tuple[int, float]:
         return references
 
     with (
-        tempfile.TemporaryDirectory() as out, patch.object(pair_training, "fit", timed_fit),
+        tempfile.TemporaryDirectory() as out, patch.object(training, "fit", timed_fit),
         patch.object(pair_training, "reference_logprobs", kept),
         patch("components.training.loop.Loop.save"),  # TRL writes no checkpoint here
     ):  # fmt: skip

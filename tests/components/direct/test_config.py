@@ -9,12 +9,14 @@ from components.base.errors import UserError
 from components.base.nested import flatten
 from components.base.settings import keyed_values
 from components.direct.config import DirectJob, PolicyConfig
-from components.gates.methods import ON_PAIRS, ONLY_OF, is_used
+from components.gates.methods import ON_PAIRS, USED_BY, is_used
+from components.gates.table import GATES
 from components.ppo.config import KLConfig, PpoConfig
 from flows.config.profiles import parse_override
 from flows.config.run_config import RunConfig, load_config
 from tasks.execution.keying import key_of
 from tasks.stages import STAGES, stage_of
+from tests.reference import option_names
 
 
 def config(*changes: str) -> RunConfig:
@@ -33,7 +35,8 @@ def options(*changes: str) -> set[str]:
 
 
 def test_names_of_options_are_those_of_the_classes() -> None:
-    assert ONLY_OF.keys() <= PolicyConfig.model_fields.keys()
+    gates = {f"gates.{name}" for name in GATES}
+    assert USED_BY.keys() - gates - {"gates.ppo"} <= option_names()
     used = {name for name in PpoConfig.model_fields if is_used("dpo", f"ppo.{name}")}
     limits = {name for name in KLConfig.model_fields if is_used("dpo", f"ppo.kl.{name}")}
     measuring = {"evaluate", "repeats", "rules", "rewards", "score", "watch", "evaluate_temperature", "best_of", "kl"}

@@ -17,7 +17,7 @@ import torch
 from components.base.errors import CheckFailed, UserError
 from components.base.jsonl import read_rows
 from components.data.tables.published import read_split
-from components.direct import pair_training, stage
+from components.direct import pair_training, stage, training
 from components.direct.config import PolicyConfig
 from components.direct.pair_training import PairBatch
 from components.gates.judging import GatesConfig, judge
@@ -255,7 +255,7 @@ def test_every_response_weighs_the_same_in_an_epoch(
         return losses[-1]
 
     monkeypatch.setitem(pair_training.LOSSES, "kto", leaf)
-    monkeypatch.setattr(pair_training, "fit", fit)
+    monkeypatch.setattr(training, "fit", fit)
     with pytest.raises(KeyboardInterrupt):
         labelled.run("direct", tmp_path, method="kto", max_pairs=40, desirable_weight=0.8)
     assert weights == pytest.approx(expected) and len({round(weight, 6) for weight in expected}) == 2
@@ -283,7 +283,7 @@ def test_log_ratios_weigh_a_label_as_a_pairs_response(
 
     monkeypatch.setattr(pair_training, "response_logprobs", logprobs)
     monkeypatch.setattr(pair_training, "reference_logprobs", lambda _, __, examples, *rest: [0.0] * len(examples))
-    monkeypatch.setattr(pair_training, "fit", fit)
+    monkeypatch.setattr(training, "fit", fit)
     with pytest.raises(KeyboardInterrupt):
         labelled.run("direct", tmp_path, method="kto")
     assert ratios["direct/chosen_log_ratio"] == pytest.approx(3 / 6)
@@ -370,7 +370,7 @@ def test_a_frozen_model_that_no_step_uses_is_freed(
 ) -> None:
     """One reference to a model that stays anywhere would keep it in memory."""
     loaded, collected = dict[str, Any](), set[str]()
-    load, fit = Models.load, pair_training.fit
+    load, fit = Models.load, training.fit
 
     def kept(*inputs: Any) -> Models:
         models = load(*inputs)
@@ -382,7 +382,7 @@ def test_a_frozen_model_that_no_step_uses_is_freed(
         return fit(*arguments, **options)
 
     monkeypatch.setattr(Models, "load", kept)
-    monkeypatch.setattr(pair_training, "fit", watched)
+    monkeypatch.setattr(training, "fit", watched)
     stages.run("direct", tmp_path, method=method, evaluate_every=every)
     assert collected == freed
 

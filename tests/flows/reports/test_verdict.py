@@ -56,6 +56,31 @@ def test_several_failed_gates_are_counted_and_one_command_tries_all_of_their_cha
     assert commands(found)[0] == again
 
 
+@pytest.mark.parametrize(
+    ("method", "tighter", "looser"),
+    [
+        ("ppo", "ppo.kl.coefficient=0.2", "ppo.kl.coefficient=0.05"),
+        ("dpo", "policy.beta=0.2", "policy.beta=0.05"),
+    ],
+)
+def test_no_tighter_tether_is_advised_where_kl_is_below_its_floor(
+    method: str, tighter: str, looser: str, tmp_path: Path
+) -> None:
+    """KL is 2.345 with an upper end of 2.789: the first floor is below it, the second above."""
+    failing = ["gates.policy.kl=2.5", "gates.policy.dissimilarity=2", f"policy.method={method}"]
+    for floor, sets in ((1, tighter), (3, looser)):
+        home = tmp_path / str(floor)
+        stored_run(home, changes=[*failing, f"gates.policy.kl_floor={floor}"])
+        found = told(home)
+        assert commands(found)[0] == f"tether rerun ppo --from {RUN} --set {sets}"
+        assert "kl_floor" not in commands(found)[1], "a gate that only warns needs no waiver"
+    steps = {step.text.partition(":")[0]: step.text for step in found.steps}
+    assert "too strong a tether" in steps["policy.kl_floor"]
+    assert "Lower `ppo.kl.target`" not in steps["policy.kl"] + steps["policy.dissimilarity"]
+    below = "KL (2.345) is below its floor (3): do not tighten the tether."
+    assert steps["policy.kl"].endswith(below) and steps["policy.dissimilarity"].endswith(below)
+
+
 def test_a_gate_that_no_option_helps_has_the_command_of_its_advice_for_this_run(tmp_path: Path) -> None:
     stored_run(tmp_path, changes=["gates.policy.length_ratio=null", "gates.human_eval.reward_agreement_low=0.6"])
     assert any(RUN in command and "--waive" not in command for command in commands(told(tmp_path)))
