@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import NamedTuple
 
 from components.base.jsonl import Message
 from components.rewards.config import RulesConfig
@@ -51,6 +52,39 @@ class Rules(ExitStack[None]):
                     "a whole number, 0 or more. Correct the function."
                 )
         return [{"violations": total(count)} for count in counts]
+
+
+class RuleActions(NamedTuple):
+    """What `ppo.rules.drop` and `ppo.rules.penalty` do to a batch of B responses."""
+
+    rows: Sequence[int] | None
+    """The responses from which the update learns, in order; None for all."""
+    penalties: Sequence[float]
+    """(B,) what is subtracted from each rewarded score."""
+    metrics: dict[str, float]
+    """Shares of the B responses: `ppo/dropped_NAME` and `ppo/penalised_NAME` violate the rule NAME, and `ppo/left_out`
+    are not learned from."""
+
+    @classmethod
+    def of(cls, config: RulesConfig, counts: Sequence[Mapping[str, float]], group_size: int) -> "RuleActions":
+        """Return what the options do to responses with the violations `counts`, as `Rules.count` returns them.
+
+        Args:
+            group_size: how many consecutive responses are compared with each other; 1 if none are. If only one of them
+                is left, there is nothing to compare it with, so it is left out too.
+        """
+        rows, metrics = list[int](), dict[str, float]()
+        for first in range(0, len(counts), group_size):
+            group = range(first, first + group_size)
+            left = [row for row in group if not any(counts[row][name] for name in config.drop)]
+            rows += left if len(left) > 1 or group_size == 1 else []
+        for verb, names in (("dropped", config.drop), ("penalised", config.penalty)):
+            for name in names:
+                metrics[f"ppo/{verb}_{name}"] = sum(count[name] > 0 for count in counts) / len(counts)
+        if config.drop:
+            metrics["ppo/left_out"] = 1 - len(rows) / len(counts)
+        penalties = [sum(amount for name, amount in config.penalty.items() if count[name]) for count in counts]
+        return cls(rows if len(rows) < len(counts) else None, penalties, metrics)
 
 
 def rule_metrics(counts: Sequence[Mapping[str, float]], prefix: str) -> dict[str, float]:
