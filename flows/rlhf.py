@@ -7,7 +7,6 @@ and the run's profile has their thresholds.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 from components.data.inputs import values_of
 from components.data.tables.published import read_split, rows_by_category
@@ -48,7 +47,10 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner, until: str =
             raise _Reached(result)
         if name == "validate":
             config = config.with_label_noise(result.record.metrics)
-            _check_categories(config, result.path)
+            if config.ppo.balance is not None and is_used(config.policy.method, "ppo.balance"):
+                files = ", ".join(values_of(config.data.prompts or config.data.preferences)) or "the built-in task"
+                prompts = read_split(result.path / "prompts.train")[: config.ppo.max_prompts]
+                rows_by_category(prompts, f"ppo.balance: {files}")  # raises before models train
         return result
 
     try:
@@ -96,14 +98,6 @@ def _comparison(config: RunConfig, sources: Sources, stage: Callable[..., StageR
     sample = stage("human_eval.compare", **sources.compared, **sources.blinding)
     sheet = _ratings(config, sources, sample)
     return None if sheet is None else stage("human_eval.compared", sample=sample, sheet=sheet)
-
-
-def _check_categories(config: RunConfig, data: Path) -> None:
-    """Raise UserError if `ppo.balance` asks for categories that the validated prompts lack, before models train."""
-    if config.ppo.balance is not None and is_used(config.policy.method, "ppo.balance"):
-        files = ", ".join(values_of(config.data.prompts or config.data.preferences)) or "the built-in task"
-        rows = read_split(data / "prompts.train")[: config.ppo.max_prompts]
-        rows_by_category(rows, f"ppo.balance={config.ppo.balance}: {files}")
 
 
 def _ratings(config: RunConfig, sources: Sources, sample: StageResult) -> Input | None:

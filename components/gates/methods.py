@@ -20,8 +20,6 @@ MEASURES = (
 )  # fmt: skip
 """The options of `ppo` that measure the policy of any method. Best of n also uses `ppo.score`, to choose responses. All
 others are for PPO's updates."""
-OF_UPDATES = ("rules.drop", "rules.penalty")
-"""Options within the groups of `MEASURES` that act on PPO's updates alone."""
 LOSS = (
     "advantage", "ratio", "clip_range", "clip_range_high", "dual_clip", "group_size", "aggregation", "discount",
     "gae_lambda", "critic", "importance", "kl.form",
@@ -46,8 +44,8 @@ def is_used(method: str, option: str) -> bool:
     if group == "ppo" and method == "online_dpo":
         return not any(f"{name}.".startswith(f"{unused}.") for unused in LOSS)
     if group == "ppo" and method in DIRECT_METHODS:
-        if any(f"{name}.".startswith(f"{unused}.") for unused in OF_UPDATES):
-            return False
         measures = ("", *measuring(method))
+        if name.startswith(("rules.drop", "rules.penalty")):
+            return False  # they act on PPO's updates
         return any(f"{used}.".startswith(f"{name}.") or f"{name}.".startswith(f"{used}.") for used in measures)
     return True

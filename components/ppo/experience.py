@@ -2,12 +2,12 @@
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,9 +31,9 @@ from components.ppo.maths import (
     tied_groups,
     token_rewards,
 )
-from components.ppo.models import FrozenPass, Models, frozen_pass, on_device
+from components.ppo.models import FrozenPass, Models, frozen_pass
 from components.reward.scoring import ScoreScale
-from components.rewards.rules import RuleActions
+from components.rewards.rules import NO_RULES, RuleActions, Rules
 from components.rewards.source import Parts
 from components.rewards.weighted import WeightedScores, source_metrics
 from components.rollouts.engine import largest_kl
@@ -72,20 +72,13 @@ class Experience:
     """Metrics of the batch before the update."""
     importance: Tensor | None = None
     """(B, T) truncated importance weights between sampler and training path; None without such weights."""
-    violations: Sequence[Mapping[str, float]] = ()
-    """(B,) of `ppo.rules`, as `Rules.count` returns them; empty without rules."""
-    rows: Sequence[int] | None = None
-    """The responses from which the update learns; None for all. The others' advantages and returns are 0."""
+    rules: RuleActions = NO_RULES
+    """What `ppo.rules` counted and did. Advantages and returns of responses that it leaves out are 0."""
 
     @property
-    def learned_mask(self) -> Tensor:
-        """Return the tokens (B, T) from which the update learns."""
-        mask = self.samples.response_mask
-        if self.rows is None:
-            return mask
-        learned = torch.zeros(len(mask), 1, dtype=torch.bool)
-        learned[list(self.rows)] = True
-        return mask & onto(mask.device, learned)
+    def learned(self) -> slice | Tensor:
+        """Return the index of the responses from which the update learns."""
+        return slice(None) if self.rules.rows is None else onto(self.scores.device, torch.tensor(self.rules.rows))
 
     @property
     def logprobs(self) -> Tensor:
@@ -96,7 +89,7 @@ class Experience:
     def returns_deviation(self) -> float:
         """Return the standard deviation of the returns over the tokens that the update learns from."""
         assert self.returns is not None
-        return masked_variance(self.returns, self.learned_mask).sqrt().item()
+        return masked_variance(self.returns[self.learned], self.samples.response_mask[self.learned]).sqrt().item()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,59 +185,51 @@ def gather_experience(
     passes = frozen_pass(models, samples, job)
     raw, by_source, parts = score(models, samples, job, passes.raw_scores, prompts)
     scaled_scores, scores = models.scale(raw), rewarded_scores(raw, samples, models.scale, config.score)
-    violations, actions = violations_of(models, samples, job, prompts), None
-    if config.rules is not None and config.rules.acts:
-        actions = RuleActions.of(config.rules, violations, config.group_size if config.in_groups else 1)
-        scores = scores - onto(scores.device, torch.tensor(actions.penalties, dtype=scores.dtype))
+    rules = rule_actions(models, samples, config, prompts)
+    if any(rules.penalties):
+        scores = scores - onto(scores.device, torch.tensor(rules.penalties, dtype=scores.dtype))
     in_reward = config.kl.form == "reward"
     rewards = token_rewards(passes.policy, passes.reference, scores, mask, beta if in_reward else 0.0)
     if parts is not None:
         rewards = moved_to_tokens(rewards, parts / models.scale.scale, mask)
-    rows = None if actions is None else actions.rows
-    advantages, returns, unit = advantages_of(samples, rows, rewards, scores, passes.values, config)
+    advantages, returns, unit = advantages_of(rules.rows, rewards, scores, passes.values, mask, config)
     metrics, importance = measure(models, samples, job, passes, scaled_scores, scores, first_drift)
-    metrics |= source_metrics(by_source, "ppo") | {"ppo/beta": beta} | ({} if actions is None else actions.metrics)
+    metrics |= source_metrics(by_source, "ppo") | {"ppo/beta": beta, **rules.metrics}
     # Whitening divided the rewards, with the score in them, by the unit, so a KL loss is divided by it too.
-    kl_weight = 0.0 if in_reward else beta / unit
-    return Experience(
-        samples, passes, scores, scaled_scores, advantages, returns, kl_weight, metrics, importance, violations, rows
-    )
+    weight = 0.0 if in_reward else beta / unit
+    return Experience(samples, passes, scores, scaled_scores, advantages, returns, weight, metrics, importance, rules)
 
 
-def violations_of(
-    models: Models, samples: Samples, job: PpoJob, prompts: Sequence[Sequence[Message]]
-) -> Sequence[Mapping[str, float]]:
-    """Return on every rank how often each response (B,) violates `ppo.rules`, as `Rules.count` does; empty without."""
-
-    def count() -> Sequence[Mapping[str, float]]:
-        assert models.rules is not None
-        return models.rules.count(prompts, samples.texts(models.tokenizer))
-
-    return () if job.ppo.rules is None else ranks.result_of_first(count)
+def rule_actions(
+    models: Models, samples: Samples, config: PpoConfig, prompts: Sequence[Sequence[Message]]
+) -> RuleActions:
+    """Return on every rank what `ppo.rules`, which the first rank counts, does to the samples."""
+    if config.rules is None:
+        return NO_RULES
+    texts = samples.texts(models.tokenizer)
+    counts = ranks.result_of_first(lambda: cast(Rules, models.rules).count(prompts, texts))
+    return RuleActions.of(config.rules, counts, config.group_size if config.in_groups else 1)
 
 
 def advantages_of(
-    samples: Samples, rows: Sequence[int] | None, rewards: Tensor, scores: Tensor, values: Tensor | None,
-    config: PpoConfig,
-) -> Advantages:  # fmt: skip
+    rows: Sequence[int] | None, rewards: Tensor, scores: Tensor, values: Tensor | None, mask: Tensor, config: PpoConfig
+) -> Advantages:
     """Return `estimate_advantages` of the responses `rows` alone, as in a batch that has no others; 0 elsewhere.
 
     A response is compared with those of its group that are among `rows`, at least one besides itself.
     """
-    mask = samples.response_mask
     if rows is None:
         return estimate_advantages(rewards, scores, values, mask, config)
-    whole = Advantages(torch.zeros_like(rewards), None if values is None else torch.zeros_like(rewards), 1.0)
-    groups = [[*group] for _, group in groupby(rows, lambda row: row // config.group_size)]
-    for part in groups if config.in_groups else [rows] if rows else []:
-        index, sized = on_device(samples, part), config.model_copy(update={"group_size": len(part)})
-        some = None if values is None else values[index]
-        of_part = estimate_advantages(rewards[index], scores[index], some, mask[index], sized)
-        whole.advantages[index] = of_part.advantages
-        if whole.returns is not None and of_part.returns is not None:
-            whole.returns[index] = of_part.returns
-        whole = whole._replace(unit=of_part.unit)
-    return whole
+    advantages, unit = torch.zeros_like(rewards), 1.0
+    returns = None if values is None else torch.zeros_like(rewards)
+    together = config.group_size if config.in_groups else config.batch_size
+    for _, group in groupby(rows, lambda row: row // together):
+        part = onto(mask.device, torch.tensor(list(group)))
+        config, some = config.model_copy(update={"group_size": len(part)}), None if values is None else values[part]
+        advantages[part], of_part, unit = estimate_advantages(rewards[part], scores[part], some, mask[part], config)
+        if returns is not None and of_part is not None:
+            returns[part] = of_part
+    return Advantages(advantages, returns, unit)
 
 
 def score(

@@ -118,7 +118,7 @@ class Learner:
         config, rate, steps = self.job.ppo, self.set_rates(update), 0
         sums: dict[str, float] = defaultdict(float)
         maxima = set[str]()
-        for steps, (number, rows) in enumerate(self._minibatches(update, experience.rows), 1):
+        for steps, (number, rows) in enumerate(self._minibatches(update, experience.rules.rows), 1):
             metrics, of_step = self._step(experience, rows, number, first=steps == 1)
             maxima |= of_step
             for name, value in metrics.items():
@@ -130,15 +130,16 @@ class Learner:
         if not steps:
             logger.warning("update %d: ppo.rules.drop leaves out every response, so no step is made.", update + 1)
         elif values is not None and returns is not None:
-            means["ppo/explained_variance"] = explained_variance(values, returns, experience.learned_mask).item()
+            learned = (x[experience.learned] for x in (values, returns, experience.samples.response_mask))
+            means["ppo/explained_variance"] = explained_variance(*learned).item()
         return means | {"ppo/learning_rate": rate, "ppo/optimizer_steps": float(steps)}
 
     def _minibatches(self, update: int, learned: Sequence[int] | None) -> Iterator[tuple[int, list[int]]]:
         """Yield each optimiser step of `update`: its number in the whole run, and its rows.
 
         Every epoch uses all rows, or those of `learned`, in a new order in which rows that are compared stay together.
-        It has as few steps as `minibatch_size` allows; if that does not divide the rows, the steps differ by one row or
-        one comparison, since AdamW moves the weights as far for one response as for many.
+        Its minibatches are as few as `minibatch_size` allows, and as equal as possible: AdamW moves the weights as far
+        for one response as for many.
         """
         config, together = self.job.ppo, self.job.ppo.together
         size, total = config.minibatch_size, config.batch_size

@@ -293,14 +293,10 @@ def written_if_stopped(out: Path, number: int, samples: Samples) -> Iterator[lis
 
 
 def prompts_of(
-    prompts: Sequence[Any], config: PpoConfig, number: int, seed: int,
-    categories: Mapping[str, Sequence[int]] | None = None,
-) -> list[Any]:  # fmt: skip
-    """Return the prompt (B,) of each response of update `number` (from 1), from endless shuffled passes, over each of
-    `categories` if they are given."""
-    size = config.batch_size // config.group_size
-    if categories is None:
-        rows = shuffled_passes(len(prompts), size, number - 1, seed, "ppo", "prompts")
-    else:
-        rows = balanced_passes(categories, size, number - 1, seed, "ppo", "prompts")
+    prompts: Sequence[Any], config: PpoConfig, number: int, seed: int, groups: Mapping[str, Sequence[int]] | None = None
+) -> list[Any]:
+    """Return the prompt (B,) of each response of update `number` (from 1), from endless shuffled passes; with
+    `groups`, the rows of each category, over each of them in turn."""
+    batch = config.batch_size // config.group_size, number - 1, seed, "ppo", "prompts"
+    rows = shuffled_passes(len(prompts), *batch) if groups is None else balanced_passes(groups, *batch)
     return [prompts[row] for row in rows for _ in range(config.group_size)]

@@ -205,18 +205,10 @@ class RulesConfig(Settings):
             raise ValueError("rules: set either file (or patterns) or function")
         for name, pattern in self.patterns.items():
             check_pattern(name, pattern)
-        if self.file is None:  # of a file, the patterns are read when the run begins
-            self.check_actions()
-        return self
+        return self if self.file is not None else self.with_known_names()  # a file is read when the run begins
 
-    @property
-    def acts(self) -> bool:
-        """Return whether a rule does more than count."""
-        return bool(self.drop or self.penalty)
-
-    def check_actions(self) -> None:
-        """Raise ValueError if `drop` or `penalty` names no rule, both name the same one, or a penalty is not above
-        0."""
+    def with_known_names(self) -> Self:
+        """Return the rules. Raises ValueError if `drop` or `penalty` is not of a rule, or a penalty is not above 0."""
         for option, names in (("drop", self.drop), ("penalty", self.penalty)):
             if unknown := sorted({*names} - {"violations", *self.patterns}):
                 known = ", ".join(["violations", *self.patterns])
@@ -225,6 +217,7 @@ class RulesConfig(Settings):
             raise ValueError(f"rules: {twice[0]} is in drop and in penalty. A dropped response has no score to lower")
         if low := sorted(name for name, amount in self.penalty.items() if amount <= 0):
             raise ValueError(f"rules.penalty: {low[0]} is {self.penalty[low[0]]:g}. Set it above 0; it is subtracted")
+        return self
 
     @property
     def caller(self) -> RuleFunction | None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from components.base.jsonl import Message
@@ -55,23 +56,24 @@ class Rules(ExitStack[None]):
 
 
 class RuleActions(NamedTuple):
-    """What `ppo.rules.drop` and `ppo.rules.penalty` do to a batch of B responses."""
+    """The violations of `ppo.rules` in a batch of B responses, and what its options do about them."""
 
-    rows: Sequence[int] | None
+    counts: Sequence[Mapping[str, float]] = ()
+    """(B,) as `Rules.count` returns them; empty without rules."""
+    penalties: Sequence[float] = ()
+    """(B,) what is subtracted from each rewarded score; empty without rules."""
+    rows: Sequence[int] | None = None
     """The responses from which the update learns, in order; None for all."""
-    penalties: Sequence[float]
-    """(B,) what is subtracted from each rewarded score."""
-    metrics: dict[str, float]
-    """Shares of the B responses: `ppo/dropped_NAME` and `ppo/penalised_NAME` violate the rule NAME, and `ppo/left_out`
-    are not learned from."""
+    metrics: Mapping[str, float] = MappingProxyType({})
+    """Shares of the B responses, by rule and in all."""
 
     @classmethod
     def of(cls, config: RulesConfig, counts: Sequence[Mapping[str, float]], group_size: int) -> "RuleActions":
-        """Return what the options do to responses with the violations `counts`, as `Rules.count` returns them.
+        """Return what `drop` and `penalty` do to the responses that have `counts`.
 
-        Args:
-            group_size: how many consecutive responses are compared with each other; 1 if none are. If only one of them
-                is left, there is nothing to compare it with, so it is left out too.
+        The metrics `ppo/dropped_NAME` and `ppo/penalised_NAME` are the shares that violate the rule NAME, and
+        `ppo/left_out` is the share that is not learned from. Each `group_size` consecutive responses are compared with
+        each other, if it is not 1. A response that is left alone has nothing to be compared with: it is left out too.
         """
         rows, metrics = list[int](), dict[str, float]()
         for first in range(0, len(counts), group_size):
@@ -79,12 +81,15 @@ class RuleActions(NamedTuple):
             left = [row for row in group if not any(counts[row][name] for name in config.drop)]
             rows += left if len(left) > 1 or group_size == 1 else []
         for verb, names in (("dropped", config.drop), ("penalised", config.penalty)):
-            for name in names:
-                metrics[f"ppo/{verb}_{name}"] = sum(count[name] > 0 for count in counts) / len(counts)
+            metrics |= {f"ppo/{verb}_{name}": sum(c[name] > 0 for c in counts) / len(counts) for name in names}
         if config.drop:
             metrics["ppo/left_out"] = 1 - len(rows) / len(counts)
         penalties = [sum(amount for name, amount in config.penalty.items() if count[name]) for count in counts]
-        return cls(rows if len(rows) < len(counts) else None, penalties, metrics)
+        return cls(counts, penalties, rows if len(rows) < len(counts) else None, metrics)
+
+
+NO_RULES = RuleActions()
+"""Of a run without `ppo.rules`."""
 
 
 def rule_metrics(counts: Sequence[Mapping[str, float]], prefix: str) -> dict[str, float]:

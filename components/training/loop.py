@@ -62,22 +62,19 @@ def shuffled_passes(count: int, size: int, step: int, seed: int, *what: object) 
     return out
 
 
-def balanced_passes(
-    groups: Mapping[str, Sequence[int]], size: int, step: int, seed: int, *what: object
-) -> list[int]:
+def balanced_passes(groups: Mapping[str, Sequence[int]], size: int, step: int, seed: int, *what: object) -> list[int]:
     """Return the `size` items of step `step` (from 0), of which each of `groups` has as many as any other, or one more.
 
-    The groups take turns in an order that `seed` draws once. So the counts of a group differ by at most one from
-    another's over all steps too. In its turns a group gives its items in endless shuffled passes.
+    The groups take turns, over all steps, in an order that `seed` draws once. Each gives its items in endless shuffled
+    passes.
     """
-    names = sorted(groups)
+    names, items = sorted(groups), dict[int, int]()
     seeded(seed, *what, "groups").shuffle(names)
-    first, items = step * size, dict[int, int]()
+    turns = range(step * size, (step + 1) * size)
     for place, name in enumerate(names):
-        turns = range(first + (place - first) % len(names), first + size, len(names))
-        for turn in turns:
+        for turn in turns[(place - turns.start) % len(names) :: len(names)]:
             items[turn] = groups[name][shuffled_passes(len(groups[name]), 1, turn // len(names), seed, *what, name)[0]]
-    return [items[turn] for turn in range(first, first + size)]
+    return [items[turn] for turn in turns]
 
 
 @functools.lru_cache(2)

@@ -78,12 +78,10 @@ def _settled_rules(rules: RulesConfig) -> RulesConfig:
         return rules.model_copy(update={"root": str(root_of(caller)), "code": code_digest(caller)})
     if rules.file is None:
         return rules
-    settled = rules.model_copy(update={"patterns": read_rules(rules.file)})
     try:
-        settled.check_actions()
+        return rules.model_copy(update={"patterns": read_rules(rules.file)}).with_known_names()
     except ValueError as error:
         raise UserError(f"ppo.rules.file = {rules.file}: {error}.") from None
-    return settled
 
 
 def read_rules(file: str) -> dict[str, str]:

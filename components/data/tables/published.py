@@ -226,11 +226,7 @@ class SplitColumn(Sequence[Any]):
 
 
 def rows_by_category(rows: Sequence[Any], named: str) -> dict[str, list[int]]:
-    """Map each `category` of the rows to the rows that have it, in order.
-
-    Raises:
-        UserError: a row has none; the message begins with `named`, the option and the file.
-    """
+    """Map each `category` to its rows, in order. Raises UserError, which begins with `named`, if a row has none."""
     by_category: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         by_category.setdefault(row.get("category") or "", []).append(index)

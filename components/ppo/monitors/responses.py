@@ -60,8 +60,8 @@ class ResponseMetrics(Observer[PpoUpdate]):
         metrics = {f"ppo/{name}": sum(truth[name] for truth in truths) / len(truths) for name in truths[0]}
         if update.metrics["ppo/kl"] >= LEAST_KL:
             metrics["ppo/reward_per_nat"] = update.metrics["ppo/proxy_reward"] / update.metrics["ppo/kl"]
-        if update.experience.violations:
-            metrics |= rule_metrics(update.experience.violations, "ppo/")
+        if update.experience.rules.counts:
+            metrics |= rule_metrics(update.experience.rules.counts, "ppo/")
         return update.with_metrics(metrics)
 
 

@@ -1,6 +1,5 @@
 """`ppo.rules.drop` and `ppo.rules.penalty`: what an update learns from, to the byte and by hand; balanced prompts."""
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +76,7 @@ def test_dropping_responses_is_training_on_a_batch_without_them(load: Load, opti
     options = {"micro_batch_size": 2 if pairs else 1, "epochs": 2, "stop_epochs_above": None} | options
     whole, every = learned(load, [2, 3], list(range(8)), rules=PROMISE, minibatch_size=sizes[0], **options)
     apart, without = learned(load, [], left, batch_size=6, minibatch_size=sizes[1], **options)
-    assert every.rows == left and without.rows is None
+    assert every.rules.rows == left and without.rules.rows is None
     assert torch.equal(every.advantages[left], without.advantages) and not every.advantages[2:4].any()
     assert every.kl_weight == without.kl_weight
     metrics, expected = whole.update(every, 0), apart.update(without, 0)
@@ -103,7 +102,7 @@ def test_a_group_is_compared_without_its_dropped_responses(load: Load, advantage
     job, models, samples = load(advantage=advantage, group_size=4, rules=PROMISE, score={"missing_eos": "keep"})
     models.rules = counted([1, 2, 4, 5, 7])
     found = gather_experience(models, samples, job, beta=0.0)
-    assert found.rows == [0, 3] and found.metrics["ppo/left_out"] == 6 / 8
+    assert found.rules.rows == [0, 3] and found.metrics["ppo/left_out"] == 6 / 8
     assert found.metrics["ppo/dropped_promise"] == 5 / 8
     a, b = found.scores[0].item(), found.scores[3].item()
     high = (a - b) if advantage == "rloo" else (a - b) / 2 / (abs(a - b) / math.sqrt(2) + 1e-4)
@@ -115,11 +114,10 @@ def test_a_group_is_compared_without_its_dropped_responses(load: Load, advantage
 
 def test_advantages_of_what_is_left_are_whitened_by_hand(load: Load) -> None:
     """Two responses of one and two tokens with rewards 1, 2 and 6; the third, of reward 99, is left out."""
-    job, _, samples = load(advantage="reinforce++")
+    job, _, _ = load(advantage="reinforce++")
     mask = torch.tensor([[True, False], [True, True], [True, True]])
-    three = dataclasses.replace(some(samples, [0, 1, 2]), response_mask=mask)
     rewards = torch.tensor([[1.0, 0.0], [2.0, 6.0], [99.0, 99.0]])
-    found = advantages_of(three, [0, 1], rewards, torch.zeros(3), None, job.ppo)
+    found = advantages_of([0, 1], rewards, torch.zeros(3), None, mask, job.ppo)
     to_come, mean = [1.0, 8.0, 6.0], 5.0  # deviation: sqrt((16 + 9 + 1) / 2) = sqrt(13)
     expected = [(x - mean) / math.sqrt(13) for x in to_come]
     assert found.advantages[mask].tolist() == pytest.approx([*expected, 0, 0], abs=1e-6)
@@ -137,7 +135,7 @@ def test_a_penalty_is_taken_from_the_rewarded_score_once_and_nothing_else_change
     found = gather_experience(models, samples, job, beta=0.1)
     penalties = torch.tensor([0, 1.0, 0.25, 0, 0, 0, 1.0, 0])
     assert torch.equal(found.scores, plain.scores - penalties)
-    assert torch.equal(found.scaled_scores, plain.scaled_scores) and found.rows is None
+    assert torch.equal(found.scaled_scores, plain.scaled_scores) and found.rules.rows is None
     assert torch.allclose(found.advantages[:, 0], plain.advantages[:, 0] - leave_one_out(penalties, 4), atol=1e-5)
     assert found.metrics["ppo/rewarded_score"] == pytest.approx(plain.metrics["ppo/rewarded_score"] - 2.25 / 8)
     assert found.metrics["ppo/proxy_reward"] == plain.metrics["ppo/proxy_reward"]
