@@ -211,8 +211,8 @@ class RulesConfig(Settings):
         """Return the rules. Raises ValueError if `drop` or `penalty` is not of a rule, or a penalty is not above 0."""
         for option, names in (("drop", self.drop), ("penalty", self.penalty)):
             if unknown := sorted({*names} - {"violations", *self.patterns}):
-                known = ", ".join(["violations", *self.patterns])
-                raise ValueError(f"rules.{option}: there is no rule {unknown[0]}. Name one of {known}")
+                rules = ", ".join(["violations", *self.patterns])
+                raise ValueError(f"rules.{option}: there is no rule {unknown[0]}. Name one of {rules}")
         if twice := sorted({*self.drop} & {*self.penalty}):
             raise ValueError(f"rules: {twice[0]} is in drop and in penalty. A dropped response has no score to lower")
         if low := sorted(name for name, amount in self.penalty.items() if amount <= 0):
