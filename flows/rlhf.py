@@ -8,6 +8,9 @@ and the run's profile has their thresholds.
 
 from collections.abc import Callable
 
+from components.data.inputs import values_of
+from components.data.tables.published import read_split, rows_by_category
+from components.gates.methods import is_used
 from components.human_eval.sheet import SIMULATED
 from flows.config.run_config import RunConfig
 from flows.sources import Sources
@@ -44,6 +47,10 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner, until: str =
             raise _Reached(result)
         if name == "validate":
             config = config.with_label_noise(result.record.metrics)
+            if config.ppo.balance is not None and is_used(config.policy.method, "ppo.balance"):
+                files = ", ".join(values_of(config.data.prompts or config.data.preferences)) or "the built-in task"
+                prompts = read_split(result.path / "prompts.train")[: config.ppo.max_prompts]
+                rows_by_category(prompts, f"ppo.balance: {files}")  # raises before models train
         return result
 
     try:

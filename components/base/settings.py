@@ -46,11 +46,16 @@ def unkeyed(default: Any = ..., **kwargs: Any) -> Any:
     return Field(default, json_schema_extra={"keyed": False}, **kwargs)
 
 
+def keyed_if_set(default: Any, **kwargs: Any) -> Any:
+    """Define a field that is in its stage's key only if it is not the default, so that a new option keeps old keys."""
+    return Field(default, json_schema_extra={"keyed": "if set"}, **kwargs)
+
+
 def keyed_values(
     settings: BaseModel, uses: Callable[[str], bool] | None = None, prefix: str = ""
 ) -> dict[str, JsonValue]:
     """Return the values of `settings` that can change a stage's output: all but the fields made by `unkeyed`, and those
-    that it does not use (`Settings.uses`).
+    that it does not use (`Settings.uses`), and the defaults of those made by `keyed_if_set`.
 
     Args:
         uses, prefix: those of the settings that hold `settings`, and its dotted name there with a dot.
@@ -61,6 +66,8 @@ def keyed_values(
         if field.json_schema_extra == {"keyed": False} or not uses(prefix + name):
             continue
         value = getattr(settings, name)
+        if field.json_schema_extra == {"keyed": "if set"} and value == field.default:
+            continue
         if isinstance(value, BaseModel):
             out[name] = keyed_values(value, uses, f"{prefix}{name}.")
         elif isinstance(value, tuple) and value and all(isinstance(element, BaseModel) for element in value):

@@ -20,7 +20,7 @@ _USES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("dpo",): ("policy.margin",),
     ("kto",): ("policy.desirable_weight", "policy.undesirable_weight"),
     ("best_of_n",): ("policy.n", "policy.rounds", "policy.max_prompts"),
-    _BY_UPDATES: ("ppo", "gates.ppo"),
+    _BY_UPDATES: ("ppo", "ppo.rules.drop", "ppo.rules.penalty", "gates.ppo"),
     (*_BY_UPDATES, "best_of_n"): ("ppo.score",),  # by which it chooses responses
     ("ppo",): (  # its loss, in whose place online DPO has its own
         "ppo.advantage", "ppo.ratio", "ppo.clip_range", "ppo.clip_range_high", "ppo.dual_clip", "ppo.group_size",

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from components.base.settings import Settings, unkeyed
+from components.base.settings import Settings, keyed_if_set, unkeyed
 from components.models.config import AdapterConfig, GenerationConfig
 from components.models.runtime import Runtime
 from components.ppo.alarm_table import MonitorName
@@ -214,6 +214,9 @@ class PpoConfig(OptimizerConfig):
     """Responses per prompt; `rloo` and `grpo` compare them, and need two or more."""
     max_prompts: int | None = Field(None, ge=1)
     """Train on this many prompts at most (the first ones, in data order); null for all."""
+    balance: Literal["category"] | None = keyed_if_set(None)
+    """`category`: each batch has as many prompts of each of the data's categories as of any other, or one more, and
+    repeats none of a category before all of it were used. Null: prompts in the shares that they have in the data."""
     minibatch_size: int = Field(64, ge=1)
     """Responses per optimiser step."""
     micro_batch_size: int = Field(64, ge=1)
@@ -282,7 +285,7 @@ class PpoConfig(OptimizerConfig):
     alone."""
     rules: RulesConfig | None = None
     """The team's own rules. Their violations in responses are counted, and the gate `policy.rule_violations_excess`
-    compares the policy with SFT. They are not part of the reward. Null: none."""
+    compares the policy with SFT. They are part of the reward only by `rules.penalty`. Null: none."""
     critic: CriticConfig = CriticConfig()
     """The value function."""
     rollout: RolloutConfig = RolloutConfig()

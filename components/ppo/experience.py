@@ -6,19 +6,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from itertools import groupby
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from components.base.errors import CheckFailed, UserError
 from components.base.jsonl import Message
-from components.models.batching import encode_prompt
+from components.distributed import ranks
+from components.models.batching import encode_prompt, onto
 from components.models.config import GenerationConfig
 from components.models.sampling import Samples, SftAnswers, rollout_engine
 from components.models.tokenizers import token_of_character
-from components.ppo.config import BY_TOKEN, PpoJob, ScoreConfig
+from components.ppo.config import BY_TOKEN, PpoConfig, PpoJob, ScoreConfig
 from components.ppo.maths import (
+    Advantages,
     estimate_advantages,
     importance_weights,
     kl_estimates,
@@ -30,6 +33,7 @@ from components.ppo.maths import (
 )
 from components.ppo.models import FrozenPass, Models, frozen_pass
 from components.reward.scoring import ScoreScale
+from components.rewards.rules import NO_RULES, RuleActions, Rules
 from components.rewards.source import Parts
 from components.rewards.weighted import WeightedScores, source_metrics
 from components.rollouts.engine import largest_kl
@@ -68,6 +72,13 @@ class Experience:
     """Metrics of the batch before the update."""
     importance: Tensor | None = None
     """(B, T) truncated importance weights between sampler and training path; None without such weights."""
+    rules: RuleActions = NO_RULES
+    """What `ppo.rules` counted and did. Advantages and returns of responses that it leaves out are 0."""
+
+    @property
+    def learned(self) -> slice | Tensor:
+        """Return the index of the responses from which the update learns."""
+        return slice(None) if self.rules.rows is None else onto(self.scores.device, torch.tensor(self.rules.rows))
 
     @property
     def logprobs(self) -> Tensor:
@@ -76,9 +87,9 @@ class Experience:
 
     @cached_property
     def returns_deviation(self) -> float:
-        """Return the standard deviation of the returns over the tokens that count."""
+        """Return the standard deviation of the returns over the tokens that the update learns from."""
         assert self.returns is not None
-        return masked_variance(self.returns, self.samples.response_mask).sqrt().item()
+        return masked_variance(self.returns[self.learned], self.samples.response_mask[self.learned]).sqrt().item()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +174,7 @@ def gather_experience(
     """Score `samples` and compute rewards, advantages and returns at KL coefficient `beta`.
 
     Args:
-        prompts: the prompts of the samples, as messages; used only if `ppo.rewards` names sources.
+        prompts: the prompts of the samples, as messages; used only by `ppo.rules` and the sources of `ppo.rewards`.
         first_drift: `ppo/sampler_drift` of the first update, which limits that of later ones; None in the first.
 
     Raises:
@@ -174,16 +185,51 @@ def gather_experience(
     passes = frozen_pass(models, samples, job)
     raw, by_source, parts = score(models, samples, job, passes.raw_scores, prompts)
     scaled_scores, scores = models.scale(raw), rewarded_scores(raw, samples, models.scale, config.score)
+    rules = rule_actions(models, samples, config, prompts)
+    if any(rules.penalties):
+        scores = scores - onto(scores.device, torch.tensor(rules.penalties, dtype=scores.dtype))
     in_reward = config.kl.form == "reward"
     rewards = token_rewards(passes.policy, passes.reference, scores, mask, beta if in_reward else 0.0)
     if parts is not None:
         rewards = moved_to_tokens(rewards, parts / models.scale.scale, mask)
-    advantages, returns, unit = estimate_advantages(rewards, scores, passes.values, mask, config)
+    advantages, returns, unit = advantages_of(rules.rows, rewards, scores, passes.values, mask, config)
     metrics, importance = measure(models, samples, job, passes, scaled_scores, scores, first_drift)
-    metrics |= source_metrics(by_source, "ppo") | {"ppo/beta": beta}
+    metrics |= source_metrics(by_source, "ppo") | {"ppo/beta": beta, **rules.metrics}
     # Whitening divided the rewards, with the score in them, by the unit, so a KL loss is divided by it too.
-    kl_weight = 0.0 if in_reward else beta / unit
-    return Experience(samples, passes, scores, scaled_scores, advantages, returns, kl_weight, metrics, importance)
+    weight = 0.0 if in_reward else beta / unit
+    return Experience(samples, passes, scores, scaled_scores, advantages, returns, weight, metrics, importance, rules)
+
+
+def rule_actions(
+    models: Models, samples: Samples, config: PpoConfig, prompts: Sequence[Sequence[Message]]
+) -> RuleActions:
+    """Return on every rank what `ppo.rules`, which the first rank counts, does to the samples."""
+    if config.rules is None:
+        return NO_RULES
+    texts = samples.texts(models.tokenizer)
+    counts = ranks.result_of_first(lambda: cast(Rules, models.rules).count(prompts, texts))
+    return RuleActions.of(config.rules, counts, config.group_size if config.in_groups else 1)
+
+
+def advantages_of(
+    rows: Sequence[int] | None, rewards: Tensor, scores: Tensor, values: Tensor | None, mask: Tensor, config: PpoConfig
+) -> Advantages:
+    """Return `estimate_advantages` of the responses `rows` alone, as in a batch that has no others; 0 elsewhere.
+
+    A response is compared with those of its group that are among `rows`, at least one besides itself.
+    """
+    if rows is None:
+        return estimate_advantages(rewards, scores, values, mask, config)
+    advantages, unit = torch.zeros_like(rewards), 1.0
+    returns = None if values is None else torch.zeros_like(rewards)
+    together = config.group_size if config.in_groups else config.batch_size
+    for _, group in groupby(rows, lambda row: row // together):
+        part = onto(mask.device, torch.tensor(list(group)))
+        config, some = config.model_copy(update={"group_size": len(part)}), None if values is None else values[part]
+        advantages[part], of_part, unit = estimate_advantages(rewards[part], scores[part], some, mask[part], config)
+        if returns is not None and of_part is not None:
+            returns[part] = of_part
+    return Advantages(advantages, returns, unit)
 
 
 def score(

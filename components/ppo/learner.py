@@ -1,5 +1,6 @@
 """One update of PPO: epochs of minibatches over a batch of experience."""
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ from components.training.terms import Loss, Measure, total
 
 Pass = Callable[[Experience, Sequence[int], bool], Loss]
 """Returns the loss on some rows of a batch. The last argument says whether the policy is still the one that sampled."""
+
+logger = logging.getLogger(__name__)
 
 Metrics = tuple[dict[str, float], set[str]]
 """Metrics of an optimiser step, and the names of those that are a maximum."""
@@ -115,7 +118,7 @@ class Learner:
         config, rate, steps = self.job.ppo, self.set_rates(update), 0
         sums: dict[str, float] = defaultdict(float)
         maxima = set[str]()
-        for steps, (number, rows) in enumerate(self._minibatches(update), 1):
+        for steps, (number, rows) in enumerate(self._minibatches(update, experience.rules.rows), 1):
             metrics, of_step = self._step(experience, rows, number, first=steps == 1)
             maxima |= of_step
             for name, value in metrics.items():
@@ -124,25 +127,31 @@ class Learner:
                 break
         means = {name: value if name in maxima else value / steps for name, value in sums.items()}
         values, returns = experience.passes.values, experience.returns
-        if values is not None and returns is not None:
-            explained = explained_variance(values, returns, experience.samples.response_mask)
-            means["ppo/explained_variance"] = explained.item()
+        if not steps:
+            logger.warning("update %d: ppo.rules.drop leaves out every response, so no step is made.", update + 1)
+        elif values is not None and returns is not None:
+            learned = (x[experience.learned] for x in (values, returns, experience.samples.response_mask))
+            means["ppo/explained_variance"] = explained_variance(*learned).item()
         return means | {"ppo/learning_rate": rate, "ppo/optimizer_steps": float(steps)}
 
-    def _minibatches(self, update: int) -> Iterator[tuple[int, list[int]]]:
+    def _minibatches(self, update: int, learned: Sequence[int] | None) -> Iterator[tuple[int, list[int]]]:
         """Yield each optimiser step of `update`: its number in the whole run, and its rows.
 
-        Every epoch uses all rows, in a new order in which rows that are compared stay together.
+        Every epoch uses all rows, or those of `learned`, in a new order in which rows that are compared stay together.
+        Its minibatches are as few as `minibatch_size` allows, and as equal as possible: AdamW moves the weights as far
+        for one response as for many.
         """
         config, together = self.job.ppo, self.job.ppo.together
         size, total = config.minibatch_size, config.batch_size
+        rows = range(total) if learned is None else learned
+        steps = math.ceil(len(rows) / size)
         for epoch in range(config.epochs):
-            groups = list(range(0, total, together))
+            groups = list(rows[::together])
             seeded(self.job.seed, "ppo", "minibatches", update, epoch).shuffle(groups)
-            order = [row for first in groups for row in range(first, first + together)]
-            for start in range(0, total, size):
-                number = ((update * config.epochs + epoch) * total + start) // size
-                yield number, order[start : start + size]
+            for step in range(steps):
+                some = groups[len(groups) * step // steps : len(groups) * (step + 1) // steps]
+                number = (update * config.epochs + epoch) * (total // size) + step
+                yield number, [row for first in some for row in range(first, first + together)]
 
     def _step(self, experience: Experience, rows: Sequence[int], number: int, first: bool) -> Metrics:
         """Make optimiser step `number` of the run on the responses `rows`, in micro-batches weighted by their share.

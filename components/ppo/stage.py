@@ -16,7 +16,7 @@ from components.base.files import make_folder, replacing
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.base.text import counted
-from components.data.tables.published import SplitColumn, has_split, read_split
+from components.data.tables.published import SplitColumn, has_split, read_split, rows_by_category
 from components.distributed import ranks
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompts
@@ -38,7 +38,7 @@ from components.rewards.rules import Rules
 from components.rewards.weighted import Rewards, check_waits
 from components.rollouts.engine import Rollouts, check_server, open_rollouts
 from components.training.checkpoint import Pace
-from components.training.loop import Loop, shuffled_passes, torch_seed
+from components.training.loop import Loop, balanced_passes, shuffled_passes, torch_seed
 from components.training.trained_weights import WeightAverage, save_whole
 from components.training.updates import History, Observer, PluggedObserver, Speed
 
@@ -210,7 +210,7 @@ class Observers:
         refresh = None if every is None else ReferenceRefresh(every, models.reference, models.refresh_reference)
         in_order: dict[str, Observer[Any] | None] = {
             "average": average, "reference": refresh, "score warning": ScoreWarning(), "alarms": alarms,
-            "limits": KLLimits(config), "responses": ResponseMetrics(data, models.rules), **plugged,
+            "limits": KLLimits(config), "responses": ResponseMetrics(data), **plugged,
             "evaluations": evaluations, "shares": shares, "samples": samples, "history": history,
             "speed": Speed("ppo", job.runtime.device, config.batch_size),
         }  # fmt: skip
@@ -232,6 +232,8 @@ def train(models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: 
     models.policy.eval()  # no dropout anywhere in PPO: the ratio must be 1 before the first step
     learner, tether = Learner.start(models, job, data, out), KLController.start(config.kl)
     observers = Observers.start(models, job, data)
+    rows = read_split(data / "prompts.train")[: config.max_prompts]
+    categories = None if config.balance is None else rows_by_category(rows, "ppo.balance")
     loop = Loop[PpoUpdate](
         out / "checkpoint" / "ppo", config.updates, Pace(config.checkpoint_every, config.checkpoint_minutes), observe,
         observers.in_order, models.trained(), learner.optimizers, {"tether": tether}, config.checkpoint_whole,
@@ -240,7 +242,7 @@ def train(models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: 
     with open_rollouts(config.rollout, models.tokenizer, job.runtime, out / "sent") as rollouts, loop:
         for number in loop:
             # 1. sample responses to the prompts of the batch; those to one prompt are consecutive
-            batch = prompts_of(prompts, config, number, job.seed)
+            batch = prompts_of(prompts, config, number, job.seed, categories)
             with loop.saved_on(Unreachable):
                 samples = sample(models, batch, job, number, rollouts)
             with written_if_stopped(out, number, samples) as parts:
@@ -290,8 +292,11 @@ def written_if_stopped(out: Path, number: int, samples: Samples) -> Iterator[lis
         raise CheckFailed(f"{str(error).rstrip('.')}. The batch of update {number} is kept in {path}.") from error
 
 
-def prompts_of(prompts: Sequence[Any], config: PpoConfig, number: int, seed: int) -> list[Any]:
-    """Return the prompt (B,) of each response of update `number` (from 1), from endless shuffled passes."""
-    size = config.batch_size // config.group_size
-    rows = shuffled_passes(len(prompts), size, number - 1, seed, "ppo", "prompts")
+def prompts_of(
+    prompts: Sequence[Any], config: PpoConfig, number: int, seed: int, groups: Mapping[str, Sequence[int]] | None = None
+) -> list[Any]:
+    """Return the prompt (B,) of each response of update `number` (from 1), from endless shuffled passes; with
+    `groups`, the rows of each category, over each of them in turn."""
+    batch = config.batch_size // config.group_size, number - 1, seed, "ppo", "prompts"
+    rows = shuffled_passes(len(prompts), *batch) if groups is None else balanced_passes(groups, *batch)
     return [prompts[row] for row in rows for _ in range(config.group_size)]

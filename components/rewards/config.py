@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
-from components.base.settings import Settings, unkeyed
+from components.base.settings import Settings, keyed_if_set, unkeyed
 
 KINDS = ("pipeline", "model", "function", "plugin", "http", "verifier")
 _NAME = r"^[A-Za-z][A-Za-z0-9_]{0,39}$"
@@ -192,6 +192,12 @@ class RulesConfig(Settings):
     """Time limit in seconds of one call of the function, and of importing its module."""
     code: str = "auto"
     """sha256 over the source of MODULE and of the modules that it imports from `root`; each run computes it again."""
+    drop: tuple[str, ...] = keyed_if_set(())
+    """PPO's updates leave out responses that violate one of these rules: names of patterns, or `violations` for any
+    violation. Nothing is learned from them, not even to avoid them. They stay in all metrics but the losses'."""
+    penalty: dict[str, float] = keyed_if_set({})
+    """Maps a rule, named as in `drop`, to what PPO subtracts once from the rewarded score of each response that
+    violates it: above 0, in standard deviations of SFT's scores, as `ppo.score.length_penalty`, and not clipped."""
 
     @model_validator(mode="after")
     def _patterns_or_a_function(self) -> Self:
@@ -199,6 +205,18 @@ class RulesConfig(Settings):
             raise ValueError("rules: set either file (or patterns) or function")
         for name, pattern in self.patterns.items():
             check_pattern(name, pattern)
+        return self if self.file is not None else self.with_known_names()  # a file is read when the run begins
+
+    def with_known_names(self) -> Self:
+        """Return the rules. Raises ValueError if `drop` or `penalty` is not of a rule, or a penalty is not above 0."""
+        for option, names in (("drop", self.drop), ("penalty", self.penalty)):
+            if unknown := sorted({*names} - {"violations", *self.patterns}):
+                rules = ", ".join(["violations", *self.patterns])
+                raise ValueError(f"rules.{option}: there is no rule {unknown[0]}. Name one of {rules}")
+        if twice := sorted({*self.drop} & {*self.penalty}):
+            raise ValueError(f"rules: {twice[0]} is in drop and in penalty. A dropped response has no score to lower")
+        if low := sorted(name for name, amount in self.penalty.items() if amount <= 0):
+            raise ValueError(f"rules.penalty: {low[0]} is {self.penalty[low[0]]:g}. Set it above 0; it is subtracted")
         return self
 
     @property

@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from components.base.jsonl import Message
 from components.rewards.config import RulesConfig
@@ -51,6 +53,43 @@ class Rules(ExitStack[None]):
                     "a whole number, 0 or more. Correct the function."
                 )
         return [{"violations": total(count)} for count in counts]
+
+
+class RuleActions(NamedTuple):
+    """The violations of `ppo.rules` in a batch of B responses, and what its options do about them."""
+
+    counts: Sequence[Mapping[str, float]] = ()
+    """(B,) as `Rules.count` returns them; empty without rules."""
+    penalties: Sequence[float] = ()
+    """(B,) what is subtracted from each rewarded score; empty without rules."""
+    rows: Sequence[int] | None = None
+    """The responses from which the update learns, in order; None for all."""
+    metrics: Mapping[str, float] = MappingProxyType({})
+    """Shares of the B responses, by rule and in all."""
+
+    @classmethod
+    def of(cls, config: RulesConfig, counts: Sequence[Mapping[str, float]], group_size: int) -> "RuleActions":
+        """Return what `drop` and `penalty` do to the responses that have `counts`.
+
+        The metrics `ppo/dropped_NAME` and `ppo/penalised_NAME` are the shares that violate the rule NAME, and
+        `ppo/left_out` is the share that is not learned from. Each `group_size` consecutive responses are compared with
+        each other, if it is not 1. A response that is left alone has nothing to be compared with: it is left out too.
+        """
+        rows, metrics = list[int](), dict[str, float]()
+        for first in range(0, len(counts), group_size):
+            group = range(first, first + group_size)
+            left = [row for row in group if not any(counts[row][name] for name in config.drop)]
+            rows += left if len(left) > 1 or group_size == 1 else []
+        for verb, names in (("dropped", config.drop), ("penalised", config.penalty)):
+            metrics |= {f"ppo/{verb}_{name}": sum(c[name] > 0 for c in counts) / len(counts) for name in names}
+        if config.drop:
+            metrics["ppo/left_out"] = 1 - len(rows) / len(counts)
+        penalties = [sum(amount for name, amount in config.penalty.items() if count[name]) for count in counts]
+        return cls(counts, penalties, rows if len(rows) < len(counts) else None, metrics)
+
+
+NO_RULES = RuleActions()
+"""Of a run without `ppo.rules`."""
 
 
 def rule_metrics(counts: Sequence[Mapping[str, float]], prefix: str) -> dict[str, float]:

@@ -62,6 +62,21 @@ def shuffled_passes(count: int, size: int, step: int, seed: int, *what: object) 
     return out
 
 
+def balanced_passes(groups: Mapping[str, Sequence[int]], size: int, step: int, seed: int, *what: object) -> list[int]:
+    """Return the `size` items of step `step` (from 0), of which each of `groups` has as many as any other, or one more.
+
+    The groups take turns, over all steps, in an order that `seed` draws once. Each gives its items in endless shuffled
+    passes.
+    """
+    names, items = sorted(groups), dict[int, int]()
+    seeded(seed, *what, "groups").shuffle(names)
+    turns = range(step * size, (step + 1) * size)
+    for place, name in enumerate(names):
+        for turn in turns[(place - turns.start) % len(names) :: len(names)]:
+            items[turn] = groups[name][shuffled_passes(len(groups[name]), 1, turn // len(names), seed, *what, name)[0]]
+    return [items[turn] for turn in turns]
+
+
 @functools.lru_cache(2)
 def _shuffled(count: int, seed: int, *what: object) -> "array[int]":
     order = array("q", range(count))

@@ -72,11 +72,16 @@ def _settled_rules(rules: RulesConfig) -> RulesConfig:
     """Return `rules` with the patterns of its file, or with the digest of its function's source.
 
     Raises:
-        UserError: the file or the function is missing, or a pattern is invalid.
+        UserError: the file or the function is missing, or a pattern is invalid, or an action names no rule.
     """
     if (caller := rules.caller) is not None:
         return rules.model_copy(update={"root": str(root_of(caller)), "code": code_digest(caller)})
-    return rules if rules.file is None else rules.model_copy(update={"patterns": read_rules(rules.file)})
+    if rules.file is None:
+        return rules
+    try:
+        return rules.model_copy(update={"patterns": read_rules(rules.file)}).with_known_names()
+    except ValueError as error:
+        raise UserError(f"ppo.rules.file = {rules.file}: {error}.") from None
 
 
 def read_rules(file: str) -> dict[str, str]:

@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.base.errors import GateFailed
+from components.base.errors import GateFailed, UserError
 from flows import rlhf
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
 from flows.sources import Sources
 from tasks.result import Input
+from tests.splits import write_split
 
 
 class Recorder:
@@ -67,6 +68,17 @@ def test_a_judge_has_sub_stages_and_ppo_alone_is_given_it(tmp_path: Path) -> Non
         ("reward", {"data": "validate", "sft": "sft"}),
         ("ppo", {"data": "validate", "sft": "sft", "reward": "reward", "judge": "reward.judge"}),
     ]
+
+
+def test_prompts_without_a_category_are_refused_before_a_model_trains(tmp_path: Path) -> None:
+    prompt = [{"role": "user", "content": "Late?"}]
+    write_split(tmp_path / "prompts.train", [{"prompt": prompt, "category": "late"}] * 2 + [{"prompt": prompt}])
+    runner, balanced = Recorder(tmp_path), {"ppo.balance": "category", "data.prompts": "own.jsonl"}
+    with pytest.raises(UserError, match=r"^ppo.balance: own.jsonl: 1 of the 3 prompts .*'Late\?'.*field `category`"):
+        rlhf.pipeline(config(**balanced), Sources(), runner)
+    assert [name for name, _ in runner.calls] == ["validate"]
+    rlhf.pipeline(config(**balanced | {"ppo.max_prompts": "2"}), Sources(), runner)
+    assert runner.calls[-1][0] == "human_eval", "the prompts that PPO does not train on need no category"
 
 
 @pytest.mark.parametrize("stage", ["validate", "sft", "reward", "ppo"])

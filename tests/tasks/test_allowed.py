@@ -23,6 +23,7 @@ NO_PATHS = {
     *("reward.objectives", "reward.lora.targets", "ppo.lora.targets", "policy.lora.targets", "ppo.rewards.name"),
     *("ppo.rewards.code", "ppo.rewards.version", "ppo.rewards.told", "ppo.rewards.column", "ppo.rewards.extract"),
     "ppo.rewards.value",
+    *("ppo.rules.drop", "ppo.rules.penalty"),
     *("ppo.rules.patterns", "ppo.rules.function", "ppo.rules.code", "ppo.rollout.url", "ppo.rollout.version"),
     *("ppo.rollout.dtype", "human_eval.instructions", "gates.extra.metric", "gates.extra.code"),
     "gates.extra.description",

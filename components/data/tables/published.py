@@ -225,6 +225,20 @@ class SplitColumn(Sequence[Any]):
         return (row[self.name] for row in self.rows)
 
 
+def rows_by_category(rows: Sequence[Any], named: str) -> dict[str, list[int]]:
+    """Map each `category` to its rows, in order. Raises UserError, which begins with `named`, if a row has none."""
+    by_category: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        by_category.setdefault(row.get("category") or "", []).append(index)
+    if lacking := by_category.get(""):
+        text = rows[lacking[0]]["prompt"][-1]["content"]
+        raise UserError(
+            f"{named}: {len(lacking)} of the {len(rows)} prompts that PPO trains on have no category, such as "
+            f"{text!r:.80}. Add the field `category` to their rows, or leave ppo.balance out."
+        )
+    return by_category
+
+
 def read_split(folder: Path) -> Sequence[Any]:
     """Return the rows of the split `folder`. Their type is not checked.
 

@@ -147,7 +147,7 @@ POLICY_GATES = (
         if_measured=True,
         cause="The policy violates the team's own rules (`ppo.rules`) more often than SFT.",
         remedy="Read these responses in `evaluation.jsonl` (`rule_violations`). Lower `ppo.kl.target`, or make the "
-        "rules a cost: a source of `ppo.rewards` with a weight below 0.",
+        "rules a cost: `ppo.rules.penalty`, or a source of `ppo.rewards` with a weight below 0.",
         changes=TIGHTER_TETHER,
     ),
     PolicyGate(

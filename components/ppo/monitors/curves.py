@@ -11,8 +11,9 @@ FEWEST = 5
 """The fewest updates in a window; with fewer its metrics are left out."""
 LEVEL_KL = 1.0
 """KL counts as level if the interval of its rise begins at or below 0 and ends at or below this times the mean KL."""
-STABILISERS = ("clip_fraction_above", "dual_clip_fraction", "ptx_loss")
-"""Metrics of an update that say what a stabiliser did in it. Each is there only if its option is set."""
+STABILISERS = ("clip_fraction_above", "dual_clip_fraction", "ptx_loss", "left_out")
+"""Metrics of an update that say what a stabiliser, or `ppo.rules.drop`, did in it. Each is there only if its option is
+set."""
 
 Row = Mapping[str, float]
 
@@ -24,7 +25,8 @@ def curve_metrics(history: Sequence[Row], config: KLConfig) -> dict[str, float]:
     see `uniform_scores`, `unsettled_tether`, `unpaid_reward` and `stabiliser_means`.
     """
     names = (("ppo/ratio_max", "ppo/ratio_max"), ("ppo/clip_fraction_max", "ppo/clip_fraction"))
-    largest = {new: max(row[old] for row in history) for new, old in names if old in history[0]}
+    values = {new: [row[old] for row in history if old in row] for new, old in names}
+    largest = {name: max(of_updates) for name, of_updates in values.items() if of_updates}
     metrics = largest | uniform_scores(history) | unsettled_tether(history, config) | unpaid_reward(history)
     return metrics | stabiliser_means(history)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from components.data.support_desk.task import task_scores
 from components.ppo.experience import PpoUpdate
-from components.rewards.rules import Rules, rule_metrics
+from components.rewards.rules import rule_metrics
 from components.training.updates import Observer, RowTable
 
 LEAST_KL = 0.5
@@ -53,8 +53,6 @@ class ResponseMetrics(Observer[PpoUpdate]):
     """Measures the responses: reward per nat, the built-in task's true scores, violations of the team's rules."""
 
     data: Path
-    rules: Rules | None
-    """Counts violations of `ppo.rules`; None without rules, and on all ranks but the first."""
 
     def on_update(self, update: PpoUpdate) -> PpoUpdate:
         """Add the metrics."""
@@ -62,8 +60,8 @@ class ResponseMetrics(Observer[PpoUpdate]):
         metrics = {f"ppo/{name}": sum(truth[name] for truth in truths) / len(truths) for name in truths[0]}
         if update.metrics["ppo/kl"] >= LEAST_KL:
             metrics["ppo/reward_per_nat"] = update.metrics["ppo/proxy_reward"] / update.metrics["ppo/kl"]
-        if self.rules is not None:
-            metrics |= rule_metrics(self.rules.count(update.prompts, update.texts), "ppo/")
+        if update.experience.rules.counts:
+            metrics |= rule_metrics(update.experience.rules.counts, "ppo/")
         return update.with_metrics(metrics)
 
 

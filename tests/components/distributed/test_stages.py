@@ -244,6 +244,10 @@ PPO_OPTIONS: list[dict[str, Any]] = [
     {"advantage": "grpo", "group_size": 4, "kl": {"control": "fixed", "coefficient": 0.1, "form": "k2"}},
     {"advantage": "rloo", "group_size": 2, "pair_labels": "soft", "score": {"missing_eos": "keep"}},  # no ties
     {
+        "balance": "category",
+        "rules": {"patterns": {"word": "refund|post|allow", "nine": "9"}, "drop": ["word"], "penalty": {"nine": 0.5}},
+    },
+    {
         "generation": {"max_prompt_tokens": 64, "max_new_tokens": 40},
         "critic": {"warmup": 1},
         "ema": 0.5,
@@ -287,6 +291,15 @@ def test_ppo_with_adapters_on_two_ranks(kind: str, stages: Any, tmp_path: Path) 
     stages.run("reward", reward, lora={"rank": 2})
     with_adapter = type(stages)(stages.inputs | {"reward": reward / "artifact"})
     compare_ppo(with_adapter, tmp_path, 2, "zero2", lora={"rank": 2}, critic={"kind": kind})
+
+
+@pytest.mark.ranks
+def test_on_three_ranks_a_minibatch_may_have_fewer_responses_than_ranks(stages: Any, tmp_path: Path) -> None:
+    """Nearly all words are dropped: some batches have one or two responses left, and some none."""
+    rules = {"patterns": {"digit": "[1-6]"}, "drop": ["digit"]}
+    compare_ppo(stages, tmp_path, 3, "zero2", rules=rules, updates=6)
+    left = [8 * (1 - row["ppo/left_out"]) for row in read_rows(tmp_path / "one" / "artifact" / "history.jsonl")]
+    assert any(0 < count < 3 for count in left), left
 
 
 def compare_ppo(stages: Any, folder: Path, ranks: int, sharding: str, **options: Any) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from components.base.errors import UserError
+from components.base.settings import keyed_values
 from components.rewards.config import RulesConfig
 from components.rewards.rules import Rules, rule_metrics
+from flows.config.profiles import parse_override
 from flows.config.run_config import check_config, load_config, to_values
 from flows.data.reward_sources import read_rules, settled_rewards
 from flows.deployment.register import with_absolute_paths
@@ -82,6 +84,11 @@ def test_a_count_that_is_none_is_the_users_mistake(data: Path, module: Path, nam
         ({"patterns": {"two words": "x"}}, "a name has letters"),
         ({}, "set either file"),
         ({"patterns": {"a": "x"}, "function": "m:f"}, "set either file"),
+        ({"patterns": {"a": "x"}, "drop": ["b"]}, "rules.drop: there is no rule b. Name one of violations, a"),
+        ({"function": "m:f", "penalty": {"a": 1}}, r"rules.penalty: there is no rule a. Name one of violations \["),
+        ({"patterns": {"a": "x"}, "drop": ["a"], "penalty": {"a": 1}}, "a is in drop and in penalty"),
+        ({"patterns": {"a": "x"}, "penalty": {"a": -0.5}}, "rules.penalty: a is -0.5. Set it above 0"),
+        ({"patterns": {"a": "x"}, "penalty": {"a": True}}, "true and false are not numbers"),
     ],
 )  # fmt: skip
 def test_a_rule_that_is_none_is_refused(given: dict[str, Any], said: str) -> None:
@@ -108,6 +115,36 @@ def test_a_files_patterns_are_in_the_key_and_its_path_is_not(tmp_path: Path) -> 
     (tmp_path / "rules.yaml").write_text("promise: promise\n")
     edited, _ = settled_rewards(found, tmp_path)
     assert key(edited) != key(found), "what an earlier run read is read anew"
+
+
+def test_only_actions_that_are_set_are_in_the_key() -> None:
+    plain = keyed_values(asked(patterns={"a": "x"}).stage_job(STAGES["ppo"]))
+    assert {"drop", "penalty"}.isdisjoint(plain["ppo"]["rules"]) and "balance" not in plain["ppo"]
+    acting = asked(patterns={"a": "x", "b": "y"}, drop=["a"], penalty={"b": 0.5})
+    assert key(acting) != key(asked(patterns={"a": "x", "b": "y"}))
+    found = keyed_values(acting.stage_job(STAGES["ppo"]))["ppo"]["rules"]
+    assert (found["drop"], found["penalty"]) == (["a"], {"b": 0.5})
+    balanced = load_config("tiny", [parse_override("ppo.balance=category")])
+    assert keyed_values(balanced.ppo) == keyed_values(load_config("tiny").ppo) | {"balance": "category"}
+
+
+def test_an_action_on_a_rule_that_its_file_lacks_is_refused_when_the_run_begins(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text("promise: promise\n")
+    named = asked(file=str(tmp_path / "rules.yaml"), drop=["promise"], penalty={"refund": 1})
+    with pytest.raises(UserError, match=r"rules.yaml: rules.penalty: there is no rule refund. Name one of violations"):
+        settled_rewards(named, tmp_path)
+    (tmp_path / "rules.yaml").write_text("promise: promise\nrefund: refund\n")
+    assert settled_rewards(named, tmp_path)[0].ppo.rules.patterns.keys() == {"promise", "refund"}
+
+
+@pytest.mark.parametrize("method", ["dpo", "ipo", "kto", "best_of_n"])
+@pytest.mark.parametrize("option", ["ppo.rules.drop=[a]", "ppo.rules.penalty={a: 1}", "ppo.balance=category"])
+def test_a_direct_method_has_no_updates_to_act_on(method: str, option: str) -> None:
+    chosen = [parse_override(f"policy.method={method}"), parse_override("ppo.rules.patterns={a: x}")]
+    load_config("tiny", chosen)
+    with pytest.raises(UserError, match=rf"ppo\.(rules|balance)\S* has no effect with policy.method={method}"):
+        load_config("tiny", [*chosen, parse_override(option)])
+    load_config("tiny", [parse_override("policy.method=online_dpo"), chosen[1], parse_override(option)])
 
 
 def test_an_edit_of_a_module_that_the_function_imports_misses(tmp_path: Path, module: Path) -> None:
