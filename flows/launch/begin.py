@@ -75,7 +75,8 @@ def new_run(
     refuse_outside(config, home)
     # Its limits were compared where it was made: in `load_config`, `form.changed` or `next_round`.
     check_kl_limits(config, profile, before=config)
-    _check_judge("--refresh", request.refresh, config)
+    _check_stages_of("--refresh", request.refresh, config)
+    _check_stages_of("--until", [request.until] if request.until else [], config)
     return _prepare(home, profile, config, request, like=like)
 
 
@@ -132,7 +133,8 @@ def rerun(
         config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"rollout": rollout})})
     check_kl_limits(config, f"run {base.run}", base.config)
     refuse_outside(config, home)
-    _check_judge("rerun", computed, config)
+    _check_stages_of("rerun", computed, config)
+    _check_stages_of("--until", [request.until] if request.until else [], config)
     if base.config.seed != config.seed and before:
         notes.append(
             f"seed {config.seed} applies to {stage} and later stages; the results of {', '.join(before)} are reused"
@@ -222,7 +224,7 @@ def begin_run(
     return RunContext.start(
         home, profile_name(profile), gates, config=to_values(config),
         profile_values=file_values(profile) if like is None else profile_values(home, like),
-        waivers=request.waivers, origin=origin, label=request.label, user=request.user,
+        waivers=request.waivers, stages=config.pipeline, origin=origin, label=request.label, user=request.user,
         reuse=reuse, execution=execution, reporting=reporting,
     )  # fmt: skip
 
@@ -319,11 +321,13 @@ def cut_sizes(config: RunConfig) -> list[str]:
     ]
 
 
-def _check_judge(what: str, stages: Iterable[str], config: RunConfig) -> None:
+def _check_stages_of(what: str, stages: Iterable[str], config: RunConfig) -> None:
     for stage in stages:
-        if stage in OPTIONAL and not config.data.has_judge:
+        if not config.has(stage):
+            options = " or ".join(OPTIONAL[stage])
             raise UserError(
-                f"{what} {stage}: the run has no judge. Name its pairs, for example --set data.judge_preferences=FILE."
+                f"{what} {stage}: a run has this stage only with {options}, and this one does not. Set it, as in --set "
+                f"{OPTIONAL[stage][0]}=[FILE]."
             )
 
 
