@@ -122,6 +122,10 @@ PIPELINE = tuple(dict.fromkeys(map(group_of, STAGES)))
 """The stages that status and MLflow show, in order."""
 
 
+ALWAYS = tuple(stage for stage in PIPELINE if stage not in OPTIONAL)
+"""Those of the pipeline's stages that every run has."""
+
+
 def reaches(stage: str, until: str | None) -> bool:
     """Return whether a run that ends with the stage `until` (empty or None: the last) has the stage `stage`."""
     return PIPELINE.index(stage) <= PIPELINE.index(until or PIPELINE[-1])

@@ -38,7 +38,7 @@ class Measured(NamedTuple):
     """The mean, as the harness reports it."""
 
 
-class Comparison(TypedDict):
+class PairedResult(TypedDict):
     """The policy against the SFT model on one task or probe, a row of `evaluation.json`."""
 
     kind: Kind
@@ -75,7 +75,7 @@ def worsening(before: FloatArray, after: FloatArray, clusters: Sequence[str], le
     return at_least_of_shares(interval, ((1.0, fell), (-1.0, rose)))
 
 
-def compare(sft: Measured, policy: Measured, margin: float, level: float) -> Comparison:
+def compare(sft: Measured, policy: Measured, margin: float, level: float) -> PairedResult:
     """Return how much worse the policy is than SFT, with an interval of `level`.
 
     Raises:
@@ -93,7 +93,7 @@ def compare(sft: Measured, policy: Measured, margin: float, level: float) -> Com
     }  # fmt: skip
 
 
-def compare_all(sft: Sequence[Measured], policy: Sequence[Measured], config: EvaluationConfig) -> list[Comparison]:
+def compare_all(sft: Sequence[Measured], policy: Sequence[Measured], config: EvaluationConfig) -> list[PairedResult]:
     """Return the comparisons on all tasks and probes, the smallest distance between bound and margin first.
 
     The gate on tasks judges the worst of m upper ends, so each task's interval has the level 1 - (1 - LEVEL) / m, and
@@ -114,7 +114,7 @@ def compare_all(sft: Sequence[Measured], policy: Sequence[Measured], config: Eva
     return sorted(comparisons, key=lambda row: (-beyond(row).high, row["kind"], row["name"]))
 
 
-def beyond(row: Comparison) -> Interval:
+def beyond(row: PairedResult) -> Interval:
     """Return the interval of difference minus margin; the upper end is infinite if it is unknown."""
     low, high = row["low"], row["high"]
     return Interval(

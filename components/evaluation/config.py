@@ -41,10 +41,13 @@ class EvaluationConfig(Settings):
 
 
 class _EvaluationJob(Settings):
+    seed: int
+    """The run's seed. Only sampled responses to probes depend on it."""
+
     def uses(self, option: str) -> bool:
-        """Return whether the part reads an option of `evaluation`; margins and the like only enter the comparison."""
+        """Return whether this part's output depends on an option: margins, for example, enter the comparison alone."""
         group, _, name = option.partition(".")
-        return group != "evaluation" or not name or name in self._read
+        return (name or group) in self._read if group == "seed" or (group == "evaluation" and name) else True
 
     @property
     def _read(self) -> Collection[str]:
@@ -67,8 +70,6 @@ class TasksJob(_EvaluationJob):
 class ProbesJob(_EvaluationJob):
     """Everything except the inputs on which one model's responses to probes depend."""
 
-    seed: int
-    """The run's seed, for sampled responses."""
     runtime: Runtime
     """The machine that generates."""
     generation: GenerationConfig
@@ -78,7 +79,8 @@ class ProbesJob(_EvaluationJob):
 
     @property
     def _read(self) -> Collection[str]:
-        return "batch_size", "sampling"
+        sampled = self.evaluation.sampling == "sampled"
+        return "batch_size", "sampling", *(["seed"] if sampled else [])
 
 
 class EvaluationJob(_EvaluationJob):

@@ -37,7 +37,7 @@ class TaskScore(TypedDict):
     score: float
 
 
-class Item(TypedDict):
+class TaskItem(TypedDict):
     """One document of a task, a row of `items.jsonl`."""
 
     task: str
@@ -209,7 +209,7 @@ def load_model(folder: Path, runtime: Runtime, batch_size: int) -> Any:
         )
 
 
-def evaluate(model: Any, name: str, task: Any, config: EvaluationConfig) -> tuple[TaskScore, list[Item]]:
+def evaluate(model: Any, name: str, task: Any, config: EvaluationConfig) -> tuple[TaskScore, list[TaskItem]]:
     """Return a model's score on a task and its items, as `lm_eval --tasks NAME` computes them, with its seeds.
 
     The metric is the task's first one, with its first filter.
@@ -243,7 +243,7 @@ def evaluate(model: Any, name: str, task: Any, config: EvaluationConfig) -> tupl
     return score, items
 
 
-def _item(name: str, metric: str, sample: Mapping[str, Any], cluster: str | None) -> Item:
+def _item(name: str, metric: str, sample: Mapping[str, Any], cluster: str | None) -> TaskItem:
     document, value = sample["doc_id"] if cluster is None else sample["doc"].get(cluster), sample.get(metric)
     if document is None:
         raise UserError(f"evaluation.clusters.{name}: a document has no field {cluster}. Name one that all have.")

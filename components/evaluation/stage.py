@@ -5,7 +5,7 @@ from pathlib import Path
 
 from components.base.jsonl import write_json
 from components.base.observe import Observe
-from components.evaluation.comparison import Comparison, Measured, beyond, compare_all, read_probes, read_tasks
+from components.evaluation.comparison import Measured, PairedResult, beyond, compare_all, read_probes, read_tasks
 from components.evaluation.config import EvaluationJob
 from components.evaluation.probe_prompts import SHIPPED
 
@@ -17,7 +17,7 @@ OTHER = "other_probes"
 def run(job: EvaluationJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Compare the results of `inputs`: `sft_tasks` and `policy_tasks`, `sft_probes` and `policy_probes`, or one pair.
 
-    `artifact/evaluation.json` is a list of `comparison.Comparison`, the smallest distance between bound and margin
+    `artifact/evaluation.json` is a list of `comparison.PairedResult`, the smallest distance between bound and margin
     first.
 
     Raises:
@@ -34,7 +34,7 @@ def run(job: EvaluationJob, inputs: Mapping[str, Path], out: Path, observe: Obse
     return _metrics(rows)
 
 
-def _metrics(rows: Sequence[Comparison]) -> dict[str, float]:
+def _metrics(rows: Sequence[PairedResult]) -> dict[str, float]:
     """Return each comparison's numbers, and for each gate the worst interval of difference minus margin."""
     metrics: dict[str, float] = {}
     for row in rows:  # the tightest first, so that the first of a gate is its worst

@@ -18,7 +18,7 @@ def run(job: TasksJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     """Evaluate the model of `inputs["model"]` on the tasks of `inputs["tasks/..."]`.
 
     `artifact/` has `tasks.json` (`harness.TaskScore` of each task, and the harness' version) and `items.jsonl`
-    (`harness.Item`). A finished task is in `out/checkpoint/` and is not computed again.
+    (`harness.TaskItem`). A finished task is in `out/checkpoint/` and is not computed again.
 
     Raises:
         UserError: the harness is missing or of another version, or can't evaluate a task.

@@ -274,7 +274,7 @@ class Options(Settings):
     def hourly_prices(self) -> dict[str, float]:
         """Return the price per hour of each stage whose pool or device has one."""
         prices = {}
-        for stage in PIPELINE:
+        for stage in self.pipeline:
             runner = self.runners.get(stage, Runner())
             device = (runner.runtime or self.runtime).device
             price = self.prices.hour.get(runner.pool, self.prices.hour.get(device))

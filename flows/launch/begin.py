@@ -121,7 +121,7 @@ def rerun(
     base = choose_base(home, stage, run, config)
     notes.insert(0, f"{stage} again from run {base.run}" + (f" ({base.instead})" if base.instead else ""))
     if misfits := base.config.runtime.misfits():
-        reused = f"; the results of {', '.join(before)} are reused" if before else ""
+        reused = f"; the results of {', '.join(filter(base.config.has, before))} are reused" if before else ""
         notes.append(
             f"run {base.run} was resolved for another machine ({'; '.join(misfits)}): recomputed stages are resolved "
             f"for this one{reused}"
@@ -137,7 +137,8 @@ def rerun(
     _check_stages_of("--until", [request.until] if request.until else [], config)
     if base.config.seed != config.seed and before:
         notes.append(
-            f"seed {config.seed} applies to {stage} and later stages; the results of {', '.join(before)} are reused"
+            f"seed {config.seed} applies to {stage} and later stages; the results of "
+            f"{', '.join(filter(config.has, before))} are reused"
         )
     like = base.run if profile in (None, base.profile) else None
     return _prepare(home, profile or base.profile, config, request, like, base, stage, notes)
