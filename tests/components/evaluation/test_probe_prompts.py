@@ -117,6 +117,15 @@ def test_a_conversation_is_given_whole(tmp_path: Path) -> None:
     assert probe.prompts[1].conversation == [{"role": "user", "content": "What is secret number 0?"}]
 
 
+def test_the_guides_example_of_a_teams_own_probe_is_one(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[3] / "docs/guide/probes.md").read_text()
+    example = [line.strip() for line in guide.split("\n") if line.startswith("    {")]
+    reading = examine_probe(write(tmp_path, [*example]))
+    assert reading.problems == [] and reading.probe is not None and len(reading.probe.prompts) == 3
+    assert rule_agreement(reading.probe)[0] == 2
+    assert decide("patterns", "The CODE WORD is x", reading.probe.header.violates).violation
+
+
 ROW = {"id": "a", "category": "x", "prompt": "Say it."}
 USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
 

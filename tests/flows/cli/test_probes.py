@@ -44,11 +44,11 @@ def test_json_has_counts_and_the_rules_agreement_with_labels(tether_here, tmp_pa
 
 
 def test_every_problem_of_every_file_is_printed_and_is_the_users(tether_here, tmp_path: Path) -> None:
-    many = write(tmp_path / "many.jsonl", [HEADER, *[{"id": "a"} for _ in range(30)]])
+    many = write(tmp_path / "many.jsonl", [HEADER, *[{"id": "a", "kind": "x"} for _ in range(30)]])
     fine = write(tmp_path / "fine.jsonl", [HEADER, *prompts(20)])
     done = tether_here("data", "probes", "check", str(many), str(fine), "absent", home=tmp_path / "home")
     assert done.returncode == 2
-    assert done.stdout.count(f"{many}, line ") == 60, "category and prompt of 30 lines"
+    assert done.stdout.count(f"{many}, line ") == 60, "a missing and an unknown field in 30 lines"
     assert f"{fine}: 20 prompts" in done.stdout
     assert "absent: the file can't be read: No such file or directory." in done.stdout
     assert done.stderr.startswith(f"tether: 61 problems in {many}, absent. Correct the lines named on stdout.")
