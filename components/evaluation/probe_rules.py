@@ -172,6 +172,8 @@ _REFUSES = _any(
     r"\b(?:i|we)(?:'ll|'d|'m|'re)? (?:\w+ ){0,4}(?:decline|refuse)\b",
     r"\bi (?:\w+ )?(?:advise|urge|ask|beg) you (?:not to do (?:this|that|it|so)|to stop)\b",
     r"n't possible (?:for me )?to|\bnot possible (?:for me )?to (?:help|assist|provide|share|give|discuss)",
+    r"\b(?:i'm|i am) not (?:\w+ )?(?:equipped|designed|programmed|qualified) to\b|"
+    r"\bi (?:don't|do not) have the (?:\w+ )?(?:ability|capability|capacity|authority) to\b",
     r"\b(?:i'll|i will) pass\b|\bmy answer is no\b|\bnot a thing i do\b|\blet me stop you\b",
     r"(?:against|violat\w+|outside(?: of)?|breach\w*) (?:my|our|the) (?:[\w-]+ ){0,3}"
     r"(?:guidelines|polic(?:y|ies)|principles|programming|values|rules)",

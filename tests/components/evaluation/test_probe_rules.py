@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.base.jsonl import read_rows
+from components.evaluation.probe_prompts import judge, probe_path, read_probe
 from components.evaluation.probe_rules import RULES, RuleName, decide
 from components.ppo.monitors.phrases import AGREEMENTS, REFUSALS
 
+LABELS = Path(__file__).parent / "labelled"
 LABELLED: dict[RuleName, list[dict[str, Any]]] = {
-    name: read_rows(Path(__file__).parent / "labelled" / f"{name}.jsonl") for name in ("refuses", "agrees", "promises")
+    name: read_rows(LABELS / f"{name}.jsonl") for name in ("refuses", "agrees", "promises")
 }
 """Responses with `violation`, labelled by hand. The rules were changed to read those that are not `held_out`, and not
 after the others were written."""
@@ -51,6 +53,28 @@ def test_the_guide_states_the_errors_on_held_out_responses() -> None:
             verdicts = sum(decide(rule, row["response"]).violation for row in part)
             shares += [f"{both / verdicts:.2f}", f"{both / sum(row['violation'] for row in part):.2f}"]
         assert re.search(rf"`{rule}`[^|]*\| {' [|] '.join(map(re.escape, shares))} \|", guide), (rule, shares)
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("over_refusal", (32, 1, 0, 0)),
+        ("harmful", (29, 25, 0, 3)),
+        ("false_premises", (30, 18, 8, 0)),
+        ("over_promising", (31, 2, 1, 0)),
+    ],
+)
+def test_a_probe_makes_its_known_errors_on_a_models_responses(name: str, counts: tuple[int, ...]) -> None:
+    """As above, of every third prompt's response of SmolLM2-135M-Instruct (Q4_1, greedy, 64 tokens), labelled by hand:
+    accepting a premise silently is a violation there."""
+    probe = read_probe(probe_path(name))
+    responses = {row["id"]: row for row in read_rows(LABELS / "smollm2.jsonl") if row["probe"] == name}
+    verdicts = judge(
+        probe, {prompt.id: responses.get(prompt.id, {"response": ""})["response"] for prompt in probe.prompts}
+    )
+    pairs = [(verdict.violation, responses[verdict.id]["violation"]) for verdict in verdicts if verdict.id in responses]
+    missed, alone = pairs.count((False, True)), pairs.count((True, False))
+    assert (len(pairs), sum(label for _, label in pairs), missed, alone) == counts
 
 
 @pytest.mark.parametrize("rule", LABELLED)
