@@ -12,6 +12,7 @@ from components.evaluation.probe_results import PROBES
 from components.evaluation.task_files import OPTION, TASKS, read_task_files
 from components.store.store import Record
 from flows.config.run_config import RunConfig
+from tasks.allowed import refuse_path
 from tasks.result import Input
 
 
@@ -64,6 +65,8 @@ def _tasks(config: RunConfig) -> dict[str, Input]:
         path = user_path(named, OPTION)
         if path.suffix in (".yaml", ".yml") or path.exists():
             tasks = [read_task_files(path.absolute())]
+            for file in (*tasks[0].data, *tasks[0].code):
+                refuse_path(OPTION, str(file), None)
         else:
             tasks = harness.own_tasks(named)
         for task in tasks:
