@@ -9,6 +9,7 @@ import pytest
 from components.base.errors import UserError
 from components.base.jsonl import write_rows
 from components.evaluation import harness
+from components.evaluation.task_files import read_task_files
 from flows.config.profiles import Override, parse_override
 from flows.config.run_config import RunConfig, load_config
 from flows.data.evaluation_inputs import task_inputs
@@ -62,9 +63,8 @@ def test_sfts_results_have_a_key_of_tasks_harness_and_sft_alone(tmp_path: Path) 
     inputs = {"model": Input(path=tmp_path, digest="d" * 64)}
 
     def of(yaml: Path, *options: str) -> str:
-        options = config(f"evaluation.tasks=[{yaml}]", *options)
-        files = {name: Input.of(path) for name, path in task_files(yaml).items()}
-        return key("evaluation.sft_tasks", options, inputs | files)
+        files = {name: Input.of(path) for name, path in read_task_files(yaml).inputs.items()}
+        return key("evaluation.sft_tasks", config(f"evaluation.tasks=[{yaml}]", *options), inputs | files)
 
     first = of(yaml)
     unread = ("seed=5", "policy_seed=6", "ppo.kl.target=2", "evaluation.margin=0.3", "evaluation.margins={sums: 0.1}",
@@ -73,19 +73,14 @@ def test_sfts_results_have_a_key_of_tasks_harness_and_sft_alone(tmp_path: Path) 
     assert of(write_task(tmp_path / "b")) == first, "files count by content"
     read = ("evaluation.limit=5", "evaluation.batch_size=3", "evaluation.chat_template=true",
             "evaluation.clusters={sums: text}")  # fmt: skip
-    others = {of(yaml, option) for option in read} | {of(write_task(tmp_path / "c", seed=1)), of(write_task(tmp_path / "d", "t"))}
+    others = {of(yaml, option) for option in read}
+    others |= {of(write_task(tmp_path / "c", seed=1)), of(write_task(tmp_path / "d", "t"))}
     (tmp_path / "b" / "sums.yaml").write_text(yaml.read_text().replace("version: 2.0", "version: 3.0"))
     others.add(of(tmp_path / "b" / "sums.yaml"))
     assert len(others - {first}) == len(read) + 3
 
 
-def task_files(yaml: Path) -> dict[str, Path]:
-    from components.evaluation.task_files import read_task_files
-
-    return read_task_files(yaml).inputs
-
-
-def test_the_harness_version_is_in_the_key(tmp_path: Path) -> None:
+def test_the_harness_version_is_in_the_key() -> None:
     assert "lm-eval" in STAGES["evaluation.sft_tasks"].libraries
     assert STAGES["evaluation.policy_tasks"].libraries == STAGES["evaluation.sft_tasks"].libraries
 
@@ -168,23 +163,20 @@ def test_a_run_evaluates_both_models_and_another_policy_reuses_sfts_results(
     gates = {gate.name: gate for gate in first["evaluation"].gates}
     assert gates["evaluation.task_drop"].threshold is not None and gates["evaluation.other_probes"].passed
     assert gates["evaluation.harmful"].threshold is None, "not measured"
-    store = home / "store"
     parts = first["evaluation"].parts
     assert list(parts) == [f"evaluation.{side}_{kind}" for kind in ("tasks", "probes") for side in SIDES]
 
-    undisturbed = compute(new_run(tmp_path / "other", "tiny", evaluated, request=Request(until="evaluation")))
-    assert undisturbed["evaluation"].digest == first["evaluation"].digest
-    assert {name: part.digest for name, part in undisturbed["evaluation"].parts.items()} == {
-        name: part.digest for name, part in parts.items()
-    }
+    until, refresh = "evaluation", ["evaluation"]
+    undisturbed = compute(new_run(home, "tiny", evaluated, request=Request(until=until, refresh=refresh)))["evaluation"]
+    assert not undisturbed.cached and undisturbed.digest == first["evaluation"].digest
+    assert [part.digest for part in undisturbed.parts.values()] == [part.digest for part in parts.values()]
 
     again = compute(rerun(home, "ppo", None, given("policy_seed=9"), request=Request(until="evaluation")))
     assert again["ppo"].digest != first["ppo"].digest
     for kind in ("tasks", "probes"):
         same, other = (again["evaluation"].parts[f"evaluation.{side}_{kind}"] for side in SIDES)
         assert same.key == parts[f"evaluation.sft_{kind}"].key and other.key != parts[f"evaluation.policy_{kind}"].key
-        assert again["evaluation"].explained[f"evaluation.sft_{kind}"].kind == "hit"
-    assert store.is_dir()
+        assert again["evaluation"].explained[f"evaluation.sft_{kind}"].outcome == "hit"
 
 
 def test_a_reused_evaluation_needs_no_files(tmp_path: Path) -> None:

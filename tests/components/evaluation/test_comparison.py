@@ -94,8 +94,9 @@ def artifact(folder: Path, values: dict[str, list[float]]) -> Path:
     scores = [{"task": name, "metric": "acc", "higher_is_better": True, "score": float(np.mean(row))}
               for name, row in values.items()]  # fmt: skip
     write_json(folder / "tasks.json", {"harness": "0", "tasks": scores})
-    write_rows(folder / "items.jsonl", ({"task": name, "document": str(place), "value": value}
-                                        for name, row in values.items() for place, value in enumerate(row)))  # fmt: skip
+    rows = [{"task": name, "document": str(place), "value": value}
+            for name, row in values.items() for place, value in enumerate(row)]  # fmt: skip
+    write_rows(folder / "items.jsonl", rows)
     return folder
 
 
@@ -115,7 +116,7 @@ def test_the_stage_reports_the_worst_task_and_each_probe_tightest_first(tmp_path
     job = EvaluationJob(seed=0, evaluation=EvaluationConfig(margins={"kept": 5.0, "harmful": 0.5}))
     metrics = run(job, inputs, tmp_path / "out", unobserved)
     rows = json.loads((tmp_path / "out" / "artifact" / COMPARISONS).read_text())
-    assert [(row["kind"], row["name"]) for row in rows][0] == ("task", "lost")
+    assert (rows[0]["kind"], rows[0]["name"]) == ("task", "lost")
     assert {row["name"]: row["margin"] for row in rows} == {"lost": 0.05, "kept": 5, "harmful": 0.5}
     slack = [row["high"] - row["margin"] for row in rows]
     assert slack == sorted(slack, reverse=True)
