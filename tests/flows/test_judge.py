@@ -85,7 +85,7 @@ def test_generated_judge_pairs_are_refused_beside_files(options: Sequence[str]) 
 
 
 def test_a_rerun_of_a_judge_that_the_run_has_not_says_what_to_set(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--refresh reward\.judge: a run has this stage only with data\.judge_preferences"):
+    with pytest.raises(UserError, match=r"--refresh reward\.judge: a run has this stage only with data\.judge"):
         new_run(tmp_path, "tiny", config(), request=Request(refresh=["reward.judge"]))
     with pytest.raises(UserError, match=r"reward\.judges: no such stage; there are validate, .*, reward\.judge"):
         new_run(tmp_path, "tiny", config(), request=Request(refresh=["reward.judges"]))

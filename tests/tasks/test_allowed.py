@@ -24,7 +24,8 @@ NO_PATHS = {
     *("ppo.rewards.code", "ppo.rewards.version", "ppo.rewards.told", "ppo.rewards.column", "ppo.rewards.extract"),
     "ppo.rewards.value",
     *("ppo.rules.patterns", "ppo.rules.function", "ppo.rules.code", "ppo.rollout.url", "ppo.rollout.version"),
-    *("ppo.rollout.dtype", "human_eval.instructions", "evaluation.clusters", "evaluation.margins", "gates.extra.metric", "gates.extra.code"),
+    *("ppo.rollout.dtype", "human_eval.instructions", "gates.extra.metric", "gates.extra.code"),
+    *("evaluation.clusters", "evaluation.margins"),
     "gates.extra.description",
 }
 """Options with a text that names no path and no code: runs of the home, columns, patterns, names and addresses."""
