@@ -103,13 +103,13 @@ def _without_bars() -> Iterator[None]:
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options | {"disable": True})
 
-    held = [m for name, m in sys.modules.items() if name.startswith("lm_eval") and getattr(m, "tqdm", None) is tqdm]
-    for module in held:
+    modules = [m for name, m in sys.modules.items() if name.startswith("lm_eval") and getattr(m, "tqdm", None) is tqdm]
+    for module in modules:
         module.tqdm = Silent  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        for module in held:
+        for module in modules:
             module.tqdm = tqdm  # type: ignore[attr-defined]
 
 
@@ -145,9 +145,9 @@ def load_tasks(inputs: Mapping[str, Path]) -> dict[str, Any]:
         tasks: dict[str, Any] = {}
         package = Path(_module("tasks").__file__).parent
         for key in sorted(key for key in inputs if kind_of(key) == TASKS and key.count("/") == 1):
-            name, own = key.removeprefix(f"{TASKS}/"), inputs[key].is_relative_to(package)
-            spec = name if own else _values_of_yaml(name, inputs)
-            task = _built(manager_of(include_defaults=own), spec, name)[name]
+            name, shipped = key.removeprefix(f"{TASKS}/"), inputs[key].is_relative_to(package)
+            spec = name if shipped else _values_of_yaml(name, inputs)
+            task = _built(manager_of(include_defaults=shipped), spec, name)[name]
             _check_scores(name, task)
             tasks[name] = task
         return tasks

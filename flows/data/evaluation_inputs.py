@@ -42,10 +42,10 @@ def refuse_unknown_names(config: RunConfig, inputs: Iterable[str]) -> None:
     names = [name.split("/") for name in inputs]
     tasks = [parts[1] for parts in names if parts[0] == TASKS and len(parts) == 2]
     probes = [parts[1] for parts in names if parts[0] == PROBES]
-    for option, given, there in (
+    for option, values, there in (
         ("margins", config.evaluation.margins, [*tasks, *probes]), ("clusters", config.evaluation.clusters, tasks),
     ):  # fmt: skip
-        for name in given:
+        for name in values:
             if name not in there:
                 raise UserError(
                     f"evaluation.{option}.{name}: no such name; the run has {', '.join(there) or 'none'}. Correct it."

@@ -76,7 +76,6 @@ def new_run(
     # Its limits were compared where it was made: in `load_config`, `form.changed` or `next_round`.
     check_kl_limits(config, profile, before=config)
     _check_stages_of("--refresh", request.refresh, config)
-    _check_stages_of("--until", [request.until] if request.until else [], config)
     return _prepare(home, profile, config, request, like=like)
 
 
@@ -120,8 +119,8 @@ def rerun(
         run = load_status(home, earlier_attempt).origin["from"]
     base = choose_base(home, stage, run, config)
     notes.insert(0, f"{stage} again from run {base.run}" + (f" ({base.instead})" if base.instead else ""))
+    reused = f"; the results of {', '.join(filter(base.config.has, before))} are reused" if before else ""
     if misfits := base.config.runtime.misfits():
-        reused = f"; the results of {', '.join(filter(base.config.has, before))} are reused" if before else ""
         notes.append(
             f"run {base.run} was resolved for another machine ({'; '.join(misfits)}): recomputed stages are resolved "
             f"for this one{reused}"
@@ -134,12 +133,8 @@ def rerun(
     check_kl_limits(config, f"run {base.run}", base.config)
     refuse_outside(config, home)
     _check_stages_of("rerun", computed, config)
-    _check_stages_of("--until", [request.until] if request.until else [], config)
     if base.config.seed != config.seed and before:
-        notes.append(
-            f"seed {config.seed} applies to {stage} and later stages; the results of "
-            f"{', '.join(filter(config.has, before))} are reused"
-        )
+        notes.append(f"seed {config.seed} applies to {stage} and later stages{reused}")
     like = base.run if profile in (None, base.profile) else None
     return _prepare(home, profile or base.profile, config, request, like, base, stage, notes)
 
@@ -163,6 +158,7 @@ def _prepare(
     stage: str = "", notes: Sequence[str] = (),
 ) -> Launch:  # fmt: skip
     """Settle what `config` leaves open, find the inputs, and begin a run of `config`, or a rerun of `stage`."""
+    _check_stages_of("--until", [request.until] if request.until else [], config)
     before = earlier_stages(stage) if base is not None else []
     until, with_ppo = request.until, "ppo" not in before and reaches("ppo", request.until)
     config = settled_gates(config if "validate" in before else settled_readers(config))
