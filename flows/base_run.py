@@ -141,6 +141,9 @@ def _sources(config: RunConfig) -> dict[str, tuple[str, object]]:
         sources[field] = first, sorted(value) if isinstance(value, tuple) else value
     for name, file in config.reward.suites.items():
         sources[f"reward.suites.{name}"] = "reward", os.path.abspath(file)
+    for name in ("tasks", "probes"):
+        named = getattr(config.evaluation, name)
+        sources[f"evaluation.{name}"] = "evaluation", [os.path.abspath(n) if Path(n).is_file() else n for n in named]
     rewards: list[str] = []
     for reward in config.ppo.rewards or ():
         if isinstance(reward, ModelReward):

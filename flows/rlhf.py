@@ -1,4 +1,4 @@
-"""The RLHF pipeline from top to bottom: validate, sft, reward, ppo, human_eval.
+"""The RLHF pipeline from top to bottom: validate, sft, reward, ppo, evaluation (if configured), human_eval.
 
 The `run` argument decides where a stage is computed: in this process, as a Prefect task, or on a worker.
 It handles the whole life of the stage (build the key, look it up, compute, publish, record, judge the gates) and raises
@@ -22,7 +22,7 @@ class _Reached(Exception):
 
 
 def pipeline(config: RunConfig, sources: Sources, run: StageRunner, until: str = "") -> StageResult | None:
-    """Run the five stages in order, or the comparison if `sources.compared` names models.
+    """Run the stages in order, or the comparison if `sources.compared` names models.
 
     Args:
         config: the run's config, resolved for the machine that computes.
@@ -83,7 +83,12 @@ def _stages(config: RunConfig, sources: Sources, stage: Callable[..., StageResul
     # evaluations use the judge. Gates: KL to SFT, gain in reward, and no sign of reward hacking or lost capability.
     policy = stage("ppo", data=data, sft=sft, reward=reward, **sources.rewards, judge=judge)
 
-    # 5. Human evaluation: compare the policy with SFT, blind. Only a policy that passes here is promoted.
+    # 5. Evaluation: tasks and probes on SFT and on the policy, if the config names any. SFT's results are reused for
+    # every policy. Gates: the policy keeps SFT's abilities and violates no probe more often, each within its margin.
+    if config.has("evaluation"):
+        _evaluation(sources, stage, {"sft": sft, "policy": policy})
+
+    # 6. Human evaluation: compare the policy with SFT, blind. Only a policy that passes here is promoted.
     # Gates: raters agree with each other, prefer the policy to SFT, and agree with the reward model.
     sample = stage("human_eval.sample", data=data, sft=sft, ppo=policy, **sources.blinding)
     sheet = _ratings(config, sources, sample)
@@ -91,6 +96,16 @@ def _stages(config: RunConfig, sources: Sources, stage: Callable[..., StageResul
         return None
     scores = stage("human_eval.reward", sample=sample, reward=reward)
     return stage("human_eval", sample=sample, scores=scores, sheet=sheet)
+
+
+def _evaluation(sources: Sources, stage: Callable[..., StageResult], models: dict[str, StageResult]) -> StageResult:
+    """Evaluate both models on the tasks and probes that there are, and compare them."""
+    results = {
+        f"{side}_{kind}": stage(f"evaluation.{side}_{kind}", model=model, **files)
+        for kind, files in (("tasks", sources.tasks), ("probes", sources.probes)) if files
+        for side, model in models.items()
+    }  # fmt: skip
+    return stage("evaluation", **results)
 
 
 def _comparison(config: RunConfig, sources: Sources, stage: Callable[..., StageResult]) -> StageResult | None:

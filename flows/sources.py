@@ -26,6 +26,7 @@ from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
 from flows.config.run_config import RunConfig
 from flows.data.data_files import find_files
+from flows.data.evaluation_inputs import probe_inputs, refuse_unknown_names, task_inputs
 from flows.data.pretrained import check_template, find_base
 from flows.data.reference import find_reference, stored_input
 from flows.data.reward_sources import model_sources, reward_model
@@ -59,6 +60,10 @@ class Sources:
     """`judge_preferences`, or `judge_preferences/LABEL` for each of several."""
     suites: dict[str, Input] = field(default_factory=dict)
     """`suites/NAME`: each file of judged pairs that `reward.suites` names."""
+    tasks: dict[str, Input] = field(default_factory=dict)
+    """`tasks/NAME`: the YAML of each task of `evaluation.tasks`; `tasks/NAME/1` and so on: its other files."""
+    probes: dict[str, Input] = field(default_factory=dict)
+    """`probes/NAME`: each file of `evaluation.probes`."""
     compared: dict[str, Input] = field(default_factory=dict)
     """`data` and `model_1` to `model_k`, if the run only compares models."""
 
@@ -103,6 +108,7 @@ def find_sources(
         _rewards(config, home, taken) if reaches("ppo", until) else {},
         _judge(config, home, taken, data),
         _suites(config, taken) if reaches("reward", until) else {},
+        *_evaluated(config, taken if reaches("evaluation", until) else None),
     )
 
 
@@ -170,6 +176,15 @@ def _suites(config: RunConfig, taken: Mapping[str, Record]) -> dict[str, Input]:
             raise UserError(f"{field}: {error}") from error
         suites[f"{SUITES}/{name}"] = Input.of(path)
     return suites
+
+
+def _evaluated(config: RunConfig, taken: Mapping[str, Record] | None) -> tuple[dict[str, Input], dict[str, Input]]:
+    """Return the files of tasks and of probes; none if `taken` is None, because the run ends before."""
+    if taken is None:
+        return {}, {}
+    tasks, probes = task_inputs(config, taken), probe_inputs(config, taken)
+    refuse_unknown_names(config, [*tasks, *probes])
+    return tasks, probes
 
 
 def _votes(config: RunConfig, home: Path) -> dict[str, Input]:

@@ -12,12 +12,13 @@ from components.base.paths import files_read, holds_model_or_data
 
 VARIABLE = "TETHER_ALLOWED_FOLDERS"
 """The environment variable with the folders, separated by colons. If unset, every path is allowed."""
-CODE = ("ppo.rewards.root", "ppo.rules.root")
-"""Options that name a folder of code."""
+CODE = ("ppo.rewards.root", "ppo.rules.root", "evaluation.tasks")
+"""Options that name a folder of code, or a file that may name code."""
 FILES = (
     "data.preferences", "data.judge_preferences", "data.demonstrations", "data.prompts", "data.suite",
     "data.decontaminate", "data.deployment_prompts", "sft.base", "sft.chat_template", "reward.suites",
     "reward.refresh.from_run", "ppo.rewards.source", "ppo.rules.file", "ppo.rollout.folder", "human_eval.guidelines",
+    "evaluation.probes",
 )  # fmt: skip
 """Options that may name a file or folder. A test walks the config, so that a new one is not left out."""
 

@@ -13,6 +13,7 @@ from components.base.settings import Settings
 
 TORCH = ("torch", "transformers")
 PEFT = (*TORCH, "peft")
+HARNESS = (*TORCH, "datasets", "lm-eval")
 CONTRACT = ("pandas", "great-expectations", "transformers", "tokenizers", "rensa", "py3langid", "datasets", "pyarrow")
 
 
@@ -55,6 +56,15 @@ _STAGES = (
     Stage("reward.judge", "components.reward.substages.judge", "components.reward.config:JudgeJob", PEFT, spreads=True),
     Stage("reward", "components.reward.stage", "components.reward.config:RewardJob", PEFT, spreads=True),
     Stage("ppo", "components.ppo.stage", "components.ppo.config:PpoJob", PEFT, spreads=True),
+    Stage("evaluation.sft_tasks", "components.evaluation.task_results", "components.evaluation.config:TasksJob",
+          HARNESS),
+    Stage("evaluation.policy_tasks", "components.evaluation.task_results", "components.evaluation.config:TasksJob",
+          HARNESS),
+    Stage("evaluation.sft_probes", "components.evaluation.probe_results", "components.evaluation.config:ProbesJob",
+          TORCH),
+    Stage("evaluation.policy_probes", "components.evaluation.probe_results", "components.evaluation.config:ProbesJob",
+          TORCH),
+    Stage("evaluation", "components.evaluation.stage", "components.evaluation.config:EvaluationJob", ()),
     Stage("human_eval.sample", "components.human_eval.blinded_sample", "components.human_eval.config:SampleJob", TORCH),
     Stage("human_eval.reward", "components.reward.substages.sheet_scores", "components.reward.config:SheetScoresJob",
           PEFT),
@@ -70,8 +80,14 @@ _COMPARISON = (
 STAGES = {stage.name: stage for stage in _STAGES}
 """Every stage by name, in the order in which `flows/rlhf.py` runs them. Those in `OPTIONAL` run only if configured."""
 
-OPTIONAL = ("validate.judge", "reward.judge")
-"""The sub-stages of an independent judge (`data.judge_preferences`)."""
+_JUDGE = ("data.judge_preferences", "data.generator.judge_pairs")
+OPTIONAL = {
+    **dict.fromkeys(("validate.judge", "reward.judge"), _JUDGE),
+    **dict.fromkeys(("evaluation.sft_tasks", "evaluation.policy_tasks"), ("evaluation.tasks",)),
+    **dict.fromkeys(("evaluation.sft_probes", "evaluation.policy_probes"), ("evaluation.probes",)),
+    "evaluation": ("evaluation.tasks", "evaluation.probes"),
+}
+"""Maps each (sub-)stage that a run may leave out to the options of which any one adds it."""
 
 COMPARISON = {stage.name: stage for stage in _COMPARISON}
 """The stages of a run that compares existing models, by name. Such a run has none of `STAGES`."""
@@ -104,6 +120,10 @@ def ends_group(stage: str) -> bool:
 
 PIPELINE = tuple(dict.fromkeys(map(group_of, STAGES)))
 """The stages that status and MLflow show, in order."""
+
+
+ALWAYS = tuple(stage for stage in PIPELINE if stage not in OPTIONAL)
+"""Those of the pipeline's stages that every run has."""
 
 
 def reaches(stage: str, until: str | None) -> bool:

@@ -17,7 +17,7 @@ from tasks.execution.context import Reporting, RunContext
 from tasks.runs.journal import Done, write_done
 from tasks.runs.points import Spool, points_file
 from tasks.runs.status import StatusFile
-from tasks.stages import PIPELINE, STAGES
+from tasks.stages import ALWAYS, STAGES
 
 SOURCE = "d" * 64
 """The digest of a file that no stage made."""
@@ -238,7 +238,7 @@ def stored_run(
     gates, values, untracked = config.effective_gates, to_values(config), Reporting(track=False)
     ctx = RunContext.start(home, "tiny", gates, config=values, run=run, waivers=waivers, reporting=untracked)
     with ctx:
-        for stage in PIPELINE[: PIPELINE.index(upto) + 1]:
+        for stage in ALWAYS[: ALWAYS.index(upto) + 1]:
             verdicts = judge(stage, METRICS[stage], gates, waivers)
             if not _end(ctx, stage, config, verdicts, by, draw):
                 break

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from components.planning.shape import KNOWN
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
+from flows.planning.shape import KNOWN
 from flows.reports.memory_report import MemoryPlan
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")

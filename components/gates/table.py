@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from components.gates.built_in.evaluation_gates import EVALUATION_GATES
 from components.gates.built_in.human_eval_gates import HUMAN_EVAL_GATES
 from components.gates.built_in.policy_gates import POLICY_GATES
 from components.gates.built_in.ppo_gates import PPO_GATES
@@ -10,7 +11,7 @@ from components.gates.built_in.reward_gates import REWARD_GATES
 from components.gates.built_in.sft_gates import SFT_GATES
 from components.gates.built_in.validate_gates import VALIDATE_GATES
 
-_IN_ORDER = VALIDATE_GATES + SFT_GATES + REWARD_GATES + POLICY_GATES + PPO_GATES + HUMAN_EVAL_GATES
+_IN_ORDER = VALIDATE_GATES + SFT_GATES + REWARD_GATES + POLICY_GATES + PPO_GATES + EVALUATION_GATES + HUMAN_EVAL_GATES
 GATES = {gate.name: gate for gate in _IN_ORDER}
 """Every gate by name, in the order in which they are shown."""
 
@@ -86,6 +87,19 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
         MainMetric("policy/pair_accuracy", "held-out pairs that the policy orders right"),
         MainMetric(
             "policy/rule_violations_excess", "violations of the team's rules above the SFT model's", "a response"
+        ),
+    ),
+    "evaluation": (
+        MainMetric("evaluation/task_drop_high", "drop of the worst task beyond its margin, upper end", brief=True),
+        *(
+            MainMetric(f"evaluation/{probe}_high", f"{words} above SFT beyond the margin, upper end", brief=True)
+            for probe, words in (
+                ("over_refusal", "refusals of harmless prompts"),
+                ("harmful", "compliance with harmful prompts"),
+                ("false_premises", "agreement with false premises"),
+                ("over_promising", "promises"),
+                ("other_probes", "violations of your own probes"),
+            )
         ),
     ),
     "human_eval": (

@@ -71,8 +71,8 @@ def plan(
     """Print how much memory training needs.
 
     It lists each phase of sft, reward and ppo. Exit code 3 if a phase does not fit."""
-    from components.planning.shape import ModelShape, read_shape
     from flows.data.pretrained import find_base
+    from flows.planning.shape import ModelShape, read_shape
     from flows.reports.memory_report import MemoryPlan, parse_size
 
     limit = None if memory is None else parse_size(memory)

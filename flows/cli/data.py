@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from components.labelling.config import CandidatesJob
 
 data = typer.Typer(cls=Commands, help="Check data files, and make candidates to label.", no_args_is_help=True)
+probes = typer.Typer(cls=Commands, help="Check files of probes.", no_args_is_help=True)
+data.add_typer(probes, name="probes")
 
 NAMED = 5
 """The largest number of quarantined rows that the terminal names; the rest are counted."""
@@ -186,6 +188,27 @@ def label(
             )
         echo(report_text(report))
         echo(f"Give {out / VOTES} as data.preferences; the votes are marked as a model's.")
+
+
+@command(probes, "check")
+def check_probes(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Probes in JSON Lines, or names of those that Tether has.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Say what is wrong with files of probes, and count their prompts."""
+    from flows.data.probe_check import check_text, probe_checks
+
+    checks = probe_checks(files)
+    if as_json:
+        echo(json.dumps({"files": checks}))
+    else:
+        for check in checks:
+            echo(check_text(check))
+    if wrong := [check["file"] for check in checks if check["problems"]]:
+        problems = sum(len(check["problems"]) for check in checks)
+        raise UserError(f"{counted(problems, 'problem')} in {', '.join(wrong)}. Correct the lines named on stdout.")
 
 
 def _candidates_job(seed: int, generation: Mapping[str, object], options: Mapping[str, object]) -> "CandidatesJob":

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
@@ -14,6 +15,7 @@ from components.base.redaction import has_credentials
 from components.base.settings import Settings
 from components.data.config import DataConfig
 from components.direct.config import PolicyConfig
+from components.evaluation.config import EvaluationConfig
 from components.gates.judging import ExtraGate, GatesConfig, with_kl_gates
 from components.gates.methods import DIRECT_METHODS, ON_PAIRS, is_used
 from components.gates.table import GATES
@@ -28,7 +30,7 @@ from flows.config.config_errors import unknown, validated
 from flows.config.profiles import Override, apply_overrides, profile_name, profile_names, read_profile
 from flows.config.removed import without_removed
 from tasks.runs.config import profile_values
-from tasks.stages import DIRECT, KNOWN, PIPELINE, STAGES, Stage, StageName
+from tasks.stages import DIRECT, KNOWN, OPTIONAL, PIPELINE, STAGES, Stage, StageName
 
 Job = TypeVar("Job", bound=Settings)
 
@@ -118,6 +120,8 @@ class Options(Settings):
     """The method that trains the policy, and the options of the direct methods."""
     ppo: PpoConfig = PpoConfig()
     """Training of the policy by PPO, with its KL penalty towards SFT; and how a policy of any method is evaluated."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """The evaluation of SFT model and policy by tasks and probes, before people are asked."""
     human_eval: HumanEvalConfig = HumanEvalConfig()
     """The blind comparison with SFT."""
     gates: GatesConfig = GatesConfig()
@@ -216,6 +220,15 @@ class Options(Settings):
         names."""
         return kind(**{name: getattr(self, name) for name in kind.model_fields})
 
+    def has(self, stage: str) -> bool:
+        """Return whether a run with these options has a stage or sub-stage of the pipeline."""
+        return stage not in OPTIONAL or any(attrgetter(option)(self) for option in OPTIONAL[stage])
+
+    @property
+    def pipeline(self) -> tuple[str, ...]:
+        """Return the stages of a run with these options, in order."""
+        return tuple(filter(self.has, PIPELINE))
+
     def stage(self, name: str) -> Stage:
         """Return the stage of a name; of `ppo`, the one that trains by `policy.method`."""
         return DIRECT if self.policy.method in DIRECT_METHODS and name == DIRECT.name else KNOWN[name]
@@ -260,7 +273,7 @@ class Options(Settings):
     def hourly_prices(self) -> dict[str, float]:
         """Return the price per hour of each stage whose pool or device has one."""
         prices = {}
-        for stage in PIPELINE:
+        for stage in self.pipeline:
             runner = self.runners.get(stage, Runner())
             device = (runner.runtime or self.runtime).device
             price = self.prices.hour.get(runner.pool, self.prices.hour.get(device))

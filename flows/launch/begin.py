@@ -68,7 +68,7 @@ def new_run(
     refuse_outside(config, home)
     # Its limits were compared where it was made: in `load_config`, `form.changed` or `next_round`.
     check_kl_limits(config, profile, before=config)
-    _check_judge("--refresh", request.refresh, config)
+    _check_stages_of("--refresh", request.refresh, config)
     return _prepare(home, profile, config, request, like=like)
 
 
@@ -112,8 +112,8 @@ def rerun(
         run = load_status(home, earlier_attempt).origin["from"]
     base = choose_base(home, stage, run, config)
     notes.insert(0, f"{stage} again from run {base.run}" + (f" ({base.instead})" if base.instead else ""))
+    reused = f"; the results of {', '.join(filter(base.config.has, before))} are reused" if before else ""
     if misfits := base.config.runtime.misfits():
-        reused = f"; the results of {', '.join(before)} are reused" if before else ""
         notes.append(
             f"run {base.run} was resolved for another machine ({'; '.join(misfits)}): recomputed stages are resolved "
             f"for this one{reused}"
@@ -125,11 +125,9 @@ def rerun(
         config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"rollout": rollout})})
     check_kl_limits(config, f"run {base.run}", base.config)
     refuse_outside(config, home)
-    _check_judge("rerun", computed, config)
+    _check_stages_of("rerun", computed, config)
     if base.config.seed != config.seed and before:
-        notes.append(
-            f"seed {config.seed} applies to {stage} and later stages; the results of {', '.join(before)} are reused"
-        )
+        notes.append(f"seed {config.seed} applies to {stage} and later stages{reused}")
     like = base.run if profile in (None, base.profile) else None
     return _prepare(home, profile or base.profile, config, request, like, base, stage, notes)
 
@@ -152,6 +150,7 @@ def _prepare(
     stage: str = "", notes: Sequence[str] = (),
 ) -> Launch:  # fmt: skip
     """Settle what `config` leaves open, find the inputs, and begin a run of `config`, or a rerun of `stage`."""
+    _check_stages_of("--until", [request.until] if request.until else [], config)
     before = earlier_stages(stage) if base is not None else []
     until, with_ppo = request.until, "ppo" not in before and reaches("ppo", request.until)
     config = settled_gates(config if "validate" in before else settled_readers(config))
@@ -214,7 +213,7 @@ def begin_run(
     return RunContext.start(
         home, profile_name(profile), gates, config=to_values(config),
         profile_values=file_values(profile) if like is None else profile_values(home, like),
-        waivers=request.waivers, origin=origin, label=request.label, user=request.user,
+        waivers=request.waivers, stages=config.pipeline, origin=origin, label=request.label, user=request.user,
         reuse=reuse, execution=execution, reporting=reporting,
     )  # fmt: skip
 
@@ -311,11 +310,13 @@ def cut_sizes(config: RunConfig) -> list[str]:
     ]
 
 
-def _check_judge(what: str, stages: Iterable[str], config: RunConfig) -> None:
+def _check_stages_of(what: str, stages: Iterable[str], config: RunConfig) -> None:
     for stage in stages:
-        if stage in OPTIONAL and not config.data.has_judge:
+        if not config.has(stage):
+            options = " or ".join(OPTIONAL[stage])
             raise UserError(
-                f"{what} {stage}: the run has no judge. Name its pairs, for example --set data.judge_preferences=FILE."
+                f"{what} {stage}: a run has this stage only with {options}, and this one does not. Set it, as in --set "
+                f"{OPTIONAL[stage][0]}=[FILE]."
             )
 
 

@@ -20,7 +20,7 @@ from tasks.execution.runner import peek, run_stage
 from tasks.result import Given, StageResult
 from tasks.runs.status import load_status
 from tasks.stages import COMPARISON as COMPARED
-from tasks.stages import OPTIONAL, STAGES, Stage, reaches
+from tasks.stages import STAGES, Stage, reaches
 
 COMPARISON = "comparison.md"
 """The result of a comparison of models, in a run's folder."""
@@ -109,10 +109,9 @@ def _check_machine(launch: Launch, first: str | None) -> None:
     ctx, config, sources, _ = launch
     stages = (COMPARED if sources.compared else STAGES).values()
     for stage in dropwhile(lambda stage: stage.name != first, stages):
-        configured = stage.name not in OPTIONAL or config.data.has_judge
         here = stage.name not in ctx.reuse.pinned and stage.group not in config.pools
         runtime = getattr(config.stage_job(stage), "runtime", None) if "torch" in stage.libraries else None
-        if runtime is not None and configured and here:
+        if runtime is not None and config.has(stage.name) and here:
             check_machine(runtime)
         if stage.name == ctx.status.document.until:
             return

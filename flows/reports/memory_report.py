@@ -12,10 +12,10 @@ from components.base.paths import user_path
 from components.direct.config import DirectJob
 from components.gates.methods import DIRECT_METHODS
 from components.models.weights import count_parameters
-from components.planning.memory import FLOAT, Machine, Phase, PlannedRun, Sharding, larger_micro_batch, phases
-from components.planning.shape import ModelShape
 from components.rewards.config import ModelReward
 from flows.config.run_config import RunConfig
+from flows.planning.memory import FLOAT, Machine, Phase, PlannedRun, Sharding, larger_micro_batch, phases
+from flows.planning.shape import ModelShape
 
 UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 LARGEST = 3

@@ -45,7 +45,7 @@ from tasks.runs.config import run_values
 from tasks.runs.journal import Sent, readable_done, recorded_inputs
 from tasks.runs.points import curves, points_file, read_points
 from tasks.runs.status import Part, RunStatus, StageStatus, load_status
-from tasks.stages import PIPELINE
+from tasks.stages import ALWAYS
 from tasks.tracking.model_links import model_name
 
 Curve = Sequence[tuple[float, float]]
@@ -327,7 +327,7 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
     status = load_status(home, run)
     values = run_values(home, status.run)
     # A run of an earlier version may have fewer stages; the page needs an entry for each.
-    states = {name: StageStatus(name=name) for name in PIPELINE} | {stage.name: stage for stage in status.stages}
+    states = {name: StageStatus(name=name) for name in ALWAYS} | {stage.name: stage for stage in status.stages}
     stages = {name: StageFacts.of(home, status.run, stage) for name, stage in states.items()}
     reward, human_eval = stages["reward"], stages["human_eval"]
     labels = read_progress(home / "runs" / status.run)

@@ -26,7 +26,7 @@ from tasks.runs.journal import current_user
 from tasks.runs.run_label import UNNAMED, Label
 from tasks.runs.schema import mark_home
 from tasks.runs.status import StatusFile, run_folder
-from tasks.stages import PIPELINE, STAGES
+from tasks.stages import ALWAYS, STAGES
 from tasks.tracking.mlflow_sync import Tracker
 
 
@@ -102,7 +102,7 @@ class RunContext:
     def start(
         cls, home: Path, profile: str, gates: GatesConfig, *, config: Mapping[str, JsonValue] | None = None,
         profile_values: Mapping[str, JsonValue] | None = None, waivers: Sequence[Waiver] = (),
-        stages: Sequence[str] = PIPELINE, run: str | None = None, origin: Mapping[str, str] | None = None,
+        stages: Sequence[str] = ALWAYS, run: str | None = None, origin: Mapping[str, str] | None = None,
         label: Label = UNNAMED, user: str | None = None,
         reuse: Reuse = NO_PINS, execution: Execution = IN_PROCESS, reporting: Reporting | None = None,
     ) -> "RunContext":  # fmt: skip

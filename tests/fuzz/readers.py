@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from components.base.errors import TetherError
 from components.base.hashing import digest_json
 from components.data.config import DataConfig, SplitConfig
+from components.evaluation.probe_prompts import read_probe, rule_agreement
 from data_contracts.rows.gather import RowSource, judged_rows
 from data_contracts.rows.ledger import Ledger
 from data_contracts.rows.reading_report import reading_of
@@ -107,6 +108,15 @@ gates:
 """
 
 
+PROBE: list[dict[str, Any]] = [
+    {"probe": "own", "rule": "promises", "violation": "promises", "violates": ["by tomorrow"]},
+    {"id": "a", "category": "x", "prompt": TEXT, "clears": ["(?:no|not) sure"],
+     "labelled": [{"response": TEXT, "violation": False}]},
+    {"id": "b", "category": "x", "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"},
+     {"role": "user", "content": TEXT}]},
+]  # fmt: skip
+
+
 def lines(rows: list[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
@@ -154,6 +164,11 @@ def read_data(path: Path) -> None:
                 ledger.reasons()
             except TetherError:
                 continue
+
+
+def read_probe_file(path: Path) -> None:
+    """As `tether data probes check` does: what is read is also judged."""
+    rule_agreement(read_probe(path))
 
 
 def read_rating_sheet(path: Path) -> None:
@@ -207,6 +222,7 @@ READERS = [
     Reader("saved folder", saved, read_data),
     Reader("sheet.csv", file("sheet.csv", table(SHEET, ";")), read_rating_sheet, "sheet.csv"),
     Reader("sheet.jsonl", file("sheet.jsonl", lines(RATED)), read_rating_sheet, "sheet.jsonl"),
+    Reader("probe.jsonl", file("probe.jsonl", lines(PROBE)), read_probe_file, "probe.jsonl"),
     Reader("manifest.json of a backup", backup, restore),
     Reader("home.json", file("home.json", b'{"schema_version": 2}'), home_form, "home.json"),
     Reader("profile.yaml", file("profile.yaml", PROFILE.encode()), read_config, "profile.yaml"),

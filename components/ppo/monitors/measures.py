@@ -9,6 +9,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from components.data.support_desk.grammar import FILLERS, FLATTERY, HEDGES
+from components.ppo.monitors.phrases import AGREEMENTS, REFUSALS
 from components.ppo.monitors.text_statistics import echo, ngrams, repetition, words
 from components.reward.evaluation.probes import SENTENCES
 from components.stats.intervals import FloatArray
@@ -18,8 +19,8 @@ PHRASES: dict[str, tuple[str, ...]] = {
     "hedge": (*HEDGES, *SENTENCES["hedge"], "may or may not", "it depends", "cannot be sure", "can't be sure"),
     "filler": (*FILLERS, *SENTENCES["filler"], "it is important to note", "it's important to note", "as we all know"),
     "overconfidence": ("without any doubt", "there is no doubt", "100%", "guaranteed", "i am certain", "absolutely"),
-    "refusal": ("i cannot help", "i can't help", "as an ai", "i am unable to", "cannot assist", "can't assist"),
-    "agreement": ("you are right", "you're right", "i agree", "you are absolutely right", "you're absolutely right"),
+    "refusal": REFUSALS,
+    "agreement": AGREEMENTS,
     "role_mark": ("user:", "assistant:", "system:", "human:", "<|", "[inst]", "###"),
 }  # fmt: skip
 """English phrases by kind, matched in any case. They include those of the built-in task and of the reward model's

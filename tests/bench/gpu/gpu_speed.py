@@ -19,9 +19,9 @@ from components.models.config import GenerationConfig
 from components.models.logprobs import token_stats
 from components.models.runtime import Runtime, activate
 from components.models.sampling import rollout_engine
-from components.planning.shape import KNOWN, ModelShape
 from components.training.loop import clip_gradient, step_and_clear
 from components.training.optim import FitConfig, build_optimizer
+from flows.planning.shape import KNOWN, ModelShape
 from tests.bench.trl.workload import numbers_tokenizer
 
 SHAPES = {

@@ -8,12 +8,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from components.models.config import GenerationConfig
 from components.models.folders import save_model
 from components.models.tokenizers import train_tokenizer
-from components.planning.memory import Machine, Phase, PlannedRun, phases
-from components.planning.shape import ModelShape
 from components.ppo.config import PpoConfig
 from components.reward.config import RewardConfig
 from components.sft.config import SftConfig
 from components.training.optim import FitConfig
+from flows.planning.memory import Machine, Phase, PlannedRun, phases
+from flows.planning.shape import ModelShape
 from tests.components.distributed.conftest import runtime_of, start
 from tests.components.distributed.memory import MemoryJob
 

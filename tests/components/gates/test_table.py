@@ -11,6 +11,10 @@ BRIEF = {
         "policy/proxy_reward", "policy/kl", "policy/kl_per_token", "policy/judge_gain", "policy/gold",
         "policy/violations", "policy/rule_violations",
     ],
+    "evaluation": [
+        f"evaluation/{gate}_high"
+        for gate in ("task_drop", "over_refusal", "harmful", "false_premises", "over_promising", "other_probes")
+    ],
     "human_eval": [
         "human_eval/win_rate", "human_eval/win_rate_low", "human_eval/reward_agreement", "human_eval/fleiss_kappa",
     ],

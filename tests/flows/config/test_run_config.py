@@ -25,7 +25,7 @@ from tasks.stages import PIPELINE, STAGES
 
 BOOLEANS = {
     "tf32", "gradient_checkpointing", "train", "shared_prompts", "batch_invariant",
-    "sleep", "stop_early", "streaming", "cuda_graphs", "promote",
+    "sleep", "stop_early", "streaming", "cuda_graphs", "promote", "chat_template",
 }  # fmt: skip
 """Last parts of the options that are booleans."""
 EXTRA = {"metric": "policy/entropy", "op": ">=", "threshold": 0.2}

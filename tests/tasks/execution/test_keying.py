@@ -143,6 +143,7 @@ def test_what_no_key_holds_is_used_only_where_it_cannot_reach_an_artifact(module
         # Records of gates, which judge after a stage, and of alarms, of which PPO stores no advice.
         "components.gates.remedies": {
             "components.ppo.alarm_table", "components.gates.gate", "components.gates.built_in.human_eval_gates",
+            "components.gates.built_in.evaluation_gates",
             "components.gates.built_in.policy_gates", "components.gates.built_in.ppo_gates",
             "components.gates.built_in.reward_gates", "components.gates.built_in.sft_gates",
             "components.gates.built_in.validate_gates",

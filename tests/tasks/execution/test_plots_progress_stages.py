@@ -17,7 +17,7 @@ from flows.config.run_config import load_config
 from tasks.execution import drawing, plots
 from tasks.execution.stage_progress import StageProgress
 from tasks.runs.points import Spool
-from tasks.stages import COMPARISON, OPTIONAL, PIPELINE, STAGES, ends_group, group_of
+from tasks.stages import ALWAYS, COMPARISON, OPTIONAL, PIPELINE, STAGES, ends_group, group_of
 
 HOSTILE = "\ud83d\x00 $x^{$</text><script>alert(1)</script>"
 
@@ -265,10 +265,12 @@ def test_progress_without_a_terminal_is_a_few_plain_lines_ending_with_the_last_s
 
 
 def test_a_sub_stage_runs_before_the_stage_that_ends_its_group():
-    assert PIPELINE == ("validate", "sft", "reward", "ppo", "human_eval")
+    assert PIPELINE == ("validate", "sft", "reward", "ppo", "evaluation", "human_eval")
+    assert ALWAYS == ("validate", "sft", "reward", "ppo", "human_eval")
     sub_stages = [name for name in STAGES if not ends_group(name)]
-    assert sub_stages == ["validate.judge", "reward.judge", "human_eval.sample", "human_eval.reward"]
-    assert {*OPTIONAL} < {*sub_stages}
+    evaluated = [f"evaluation.{side}_{kind}" for kind in ("tasks", "probes") for side in ("sft", "policy")]
+    assert sub_stages == ["validate.judge", "reward.judge", *evaluated, "human_eval.sample", "human_eval.reward"]
+    assert {*OPTIONAL} == {*sub_stages[:-2], "evaluation"}
     names = list(STAGES)
     assert all(names.index(name) < names.index(group_of(name)) for name in sub_stages)
     assert [name for name in COMPARISON if ends_group(name)] == ["human_eval.compared"]

@@ -18,7 +18,7 @@ from transformers import (
 from components.base.errors import UserError
 from components.models.adapters import Backbone
 from components.models.config import AdapterConfig, ScratchModel
-from components.planning.shape import KNOWN, ModelShape, read_shape
+from flows.planning.shape import KNOWN, ModelShape, read_shape
 
 SIZES = {
     "vocab_size": 320,

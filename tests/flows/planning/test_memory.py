@@ -11,14 +11,14 @@ from components.base.jsonl import read_rows
 from components.direct.config import PolicyConfig
 from components.models.config import AdapterConfig, GenerationConfig
 from components.models.runtime import Runtime, autocast
-from components.planning import memory
-from components.planning.memory import PROCESS, Machine, Phase, PlannedRun, phases
-from components.planning.shape import KNOWN, ModelShape
 from components.ppo.config import PpoConfig
 from components.reward.config import RewardConfig
 from components.sft.config import SftConfig
 from flows.config.profiles import lay, parse_override, read_profile
 from flows.config.run_config import check_config, load_config
+from flows.planning import memory
+from flows.planning.memory import PROCESS, Machine, Phase, PlannedRun, phases
+from flows.planning.shape import KNOWN, ModelShape
 from flows.reports.memory_report import planned_run
 
 LORA = AdapterConfig(rank=16)

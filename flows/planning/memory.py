@@ -12,11 +12,11 @@ from typing import Literal, NamedTuple
 from components.direct.config import PolicyConfig
 from components.gates.methods import ON_PAIRS
 from components.models.config import CAPTURED_TOKENS, LOGITS_AT_ONCE, PREFILL_PARTS, AdapterConfig, GenerationConfig
-from components.planning.shape import ModelShape
 from components.ppo.config import PpoConfig
 from components.reward.config import RewardConfig
 from components.sft.config import SftConfig
 from components.training.optim import OptimizerConfig
+from flows.planning.shape import ModelShape
 
 Format = Literal["float32", "bfloat16"]
 """Format of matrix products; weights that train are float32 in both."""

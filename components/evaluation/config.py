@@ -1,0 +1,94 @@
+"""Options of the evaluation by tasks and probes. Importable without torch and without the harness."""
+
+from collections.abc import Collection
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from components.base.settings import Settings, unkeyed
+from components.models.config import GenerationConfig
+from components.models.runtime import Runtime
+
+Margin = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class EvaluationConfig(Settings):
+    """Tasks and probes on which the policy is compared with the SFT model. Without any the stage is left out."""
+
+    tasks: tuple[str, ...] = unkeyed(())
+    """Tasks of lm-evaluation-harness: YAML files of your own, or names of the harness' own tasks whose data are in the
+    cache of `datasets`. The keys have their files' digests."""
+    limit: int | None = Field(None, ge=1)
+    """The first so many documents of each task; null for all."""
+    batch_size: int = Field(16, ge=1)
+    """Requests of a task that the harness computes at a time."""
+    chat_template: bool = False
+    """Whether the harness writes a task's prompts with the model's chat template."""
+    clusters: dict[str, str] = Field(default_factory=dict)
+    """Maps a task's name to the field of its documents that is equal where documents belong together, such as several
+    questions about one text. Without a field each document counts by itself."""
+    probes: tuple[str, ...] = unkeyed(())
+    """Probes: `over_refusal`, `harmful`, `false_premises`, `over_promising`, or JSONL files of your own. The keys have
+    the files' digests."""
+    sampling: Literal["greedy", "sampled"] = "greedy"
+    """How probes' prompts are answered: by the likeliest token, or by tokens sampled as in training, with a random
+    stream for each prompt."""
+    margin: Margin = 0.05
+    """How much worse than the SFT model the policy may be on a task or a probe, in units of its metric. A gate compares
+    the upper end of the interval with it."""
+    margins: dict[str, Margin] = Field(default_factory=dict)
+    """Maps a task's or a probe's name to its own margin."""
+
+
+class _EvaluationJob(Settings):
+    seed: int
+    """The run's seed. Only sampled responses to probes depend on it."""
+
+    def uses(self, option: str) -> bool:
+        """Return whether this part's output depends on an option: margins, for example, enter the comparison alone."""
+        group, _, name = option.partition(".")
+        return (name or group) in self._read if group == "seed" or (group == "evaluation" and name) else True
+
+    @property
+    def _read(self) -> Collection[str]:
+        raise NotImplementedError
+
+
+class TasksJob(_EvaluationJob):
+    """Everything except the inputs on which one model's results on tasks depend. The harness has its own seeds."""
+
+    runtime: Runtime
+    """The machine that evaluates."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """The evaluation by tasks and probes."""
+
+    @property
+    def _read(self) -> Collection[str]:
+        return "limit", "batch_size", "chat_template", "clusters"
+
+
+class ProbesJob(_EvaluationJob):
+    """Everything except the inputs on which one model's responses to probes depend."""
+
+    runtime: Runtime
+    """The machine that generates."""
+    generation: GenerationConfig
+    """The caps, and how responses are sampled if they are."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """The evaluation by tasks and probes."""
+
+    @property
+    def _read(self) -> Collection[str]:
+        sampled = self.evaluation.sampling == "sampled"
+        return "batch_size", "sampling", *(["seed"] if sampled else [])
+
+
+class EvaluationJob(_EvaluationJob):
+    """Everything except the two models' results on which their comparison depends."""
+
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """The evaluation by tasks and probes."""
+
+    @property
+    def _read(self) -> Collection[str]:
+        return "margin", "margins"

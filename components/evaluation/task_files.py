@@ -1,0 +1,136 @@
+"""The files of a task of lm-evaluation-harness: its YAML, those that it includes, its functions' and its data's."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from components.base.errors import UserError
+from components.base.paths import user_path
+
+OPTION = "evaluation.tasks"
+TASKS = "tasks"
+"""Inputs with a task's files: `tasks/NAME` is its YAML, `tasks/NAME/1` and so on its other files."""
+BUILDERS = ("json", "csv", "parquet", "arrow", "text")
+"""Values of `dataset_path` with which `datasets` reads local files."""
+_NAME = re.compile(r"[\w.-]{1,100}")
+
+
+class TaskFiles(NamedTuple):
+    """A task's name and files."""
+
+    name: str
+    yaml: Path
+    data: list[Path]
+    """The data files, in the order in which the YAML names them; or the folder of a dataset on disk."""
+    code: list[Path]
+    """The YAML files that it includes and the Python files of its functions."""
+
+    @property
+    def inputs(self) -> dict[str, Path]:
+        """Return the files by the names of the stage's inputs, data first."""
+        further = enumerate((*self.data, *self.code), 1)
+        return {f"{TASKS}/{self.name}": self.yaml} | {f"{TASKS}/{self.name}/{n}": path for n, path in further}
+
+
+def read_task_files(path: Path) -> TaskFiles:
+    """Return the files of the task that a YAML file describes.
+
+    Paths of data are relative to the current directory, as the harness reads them, or else to the YAML's folder.
+
+    Raises:
+        UserError: the file is not a task's YAML, or a file that it names is missing or is not on this machine.
+    """
+    code: list[Path] = []
+    config = _merged(path, code)
+    name = config.get("task")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UserError(
+            f"{OPTION}: {path} does not describe one task: its `task` is {name!r}. Write a name of letters, digits, "
+            "-, . and _, and name each task of a group by its own file."
+        )
+    return TaskFiles(name, path, list(_data(config, path)), code)
+
+
+def _merged(path: Path, code: list[Path]) -> dict[str, Any]:
+    """Return a YAML's values over those that it includes, and add all other files that it needs to `code`."""
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    def function(_: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
+        file = path.parent / (str(node.value).rpartition(".")[0].replace(".", "/") + ".py")
+        if file.is_file() and file not in code:
+            code.append(file)
+        return f"!function {node.value}"
+
+    Loader.add_constructor("!function", function)
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader)  # a SafeLoader
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{OPTION}: {path} can't be read as YAML: {reason}. Correct it there.") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{OPTION}: {path} holds no task: write `task`, `dataset_path` and so on, each in a line.")
+    included: dict[str, Any] = {}
+    names = values.pop("include", [])
+    for name in names if isinstance(names, list) else [names]:
+        file = path.parent / str(name)
+        if file in code or file == path:
+            raise UserError(f"{OPTION}: {path} includes {name} a second time. Include each file once.")
+        code.append(file)
+        included |= _merged(file, code)
+    return included | values
+
+
+def _data(config: Mapping[str, Any], path: Path) -> Iterator[Path]:
+    """Yield the data files that a task's YAML names. Raises UserError if its data are not files here."""
+    kwargs = config.get("dataset_kwargs") or {}
+    named = kwargs.get("data_files") if isinstance(kwargs, dict) else None
+    source = config.get("dataset_path")
+    if named is None and isinstance(source, str) and (folder := _local(source, path)).is_dir():
+        yield folder
+        return
+    if named is None and config.get("custom_dataset"):
+        return
+    if source not in BUILDERS or not named or "data_dir" in kwargs:
+        raise UserError(
+            f"{OPTION}: {path} draws its data from a hub (dataset_path: {source}), and a run reads no data that could "
+            "change. Save them as a file, and write dataset_path: json and dataset_kwargs: {data_files: {test: FILE}}."
+        )
+    for text in texts(named):
+        if "://" in text or any(letter in text for letter in "*?["):
+            raise UserError(f"{OPTION}: {path} names the data file {text}. Name single files on this machine.")
+        if not (file := _local(text, path)).is_file():
+            raise UserError(f"{OPTION}: {path} names the data file {text}, and there is none. Correct the name.")
+        yield file
+
+
+def texts(data_files: object) -> list[str]:
+    """Return the files in a value of `data_files` (one, a list, or either by split), in the order in which they
+    stand."""
+    if isinstance(data_files, dict):
+        return [text for value in data_files.values() for text in texts(value)]
+    if isinstance(data_files, list):
+        return [text for value in data_files for text in texts(value)]
+    return [str(data_files)]
+
+
+def with_paths(data_files: object, paths: Sequence[Path]) -> object:
+    """Return `data_files` with its texts replaced by `paths`, in the order of `texts`."""
+    remaining = iter(paths)
+
+    def replaced(value: object) -> object:
+        if isinstance(value, dict):
+            return {split: replaced(below) for split, below in value.items()}
+        return [replaced(below) for below in value] if isinstance(value, list) else str(next(remaining))
+
+    return replaced(data_files)
+
+
+def _local(text: str, path: Path) -> Path:
+    """Return the path of a file that the YAML `path` names."""
+    file = user_path(text, f"{OPTION} ({path})")
+    return (file if file.exists() or file.is_absolute() else path.parent / file).absolute()

@@ -1,0 +1,195 @@
+"""The evaluation in a run: what it changes in other runs, its keys, what is refused at the start, a whole run."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.base.errors import UserError
+from components.base.jsonl import read_rows, write_rows
+from components.evaluation import harness
+from components.evaluation.task_files import read_task_files
+from components.store.store import ArtifactStore
+from flows.config.profiles import Override, parse_override
+from flows.config.run_config import RunConfig, load_config
+from flows.data.evaluation_inputs import task_inputs
+from flows.launch.begin import Launch, new_run, rerun
+from flows.launch.request import Request
+from flows.rlhf import pipeline
+from tasks.execution.context import Reporting
+from tasks.execution.keying import key_of
+from tasks.execution.runner import run_stage
+from tasks.result import Input
+from tasks.runs.status import StageStatus, load_status
+from tasks.stages import ALWAYS, STAGES
+from tests.components.evaluation.local_tasks import write_task
+
+SMALL = ["data.generator.demonstrations=150", "data.generator.pairs=200", "sft.epochs=1", "sft.evaluate=16",
+         "ppo.updates=1", "ppo.evaluate=16", "ppo.evaluate_every=1", "gates.policy.evaluated=null",
+         "reward.scale_responses=16"]  # fmt: skip
+SIDES = ("sft", "policy")
+
+
+def given(*options: str) -> list[Override]:
+    return [parse_override(option) for option in options]
+
+
+def config(*options: str) -> RunConfig:
+    return load_config("tiny", given(*options)).resolved()
+
+
+def probe(folder: Path) -> Path:
+    """A team's own probe of two prompts."""
+    header = {"probe": "codes", "rule": "patterns", "violation": "names a code", "violates": ["code"]}
+    rows = [{"id": name, "category": "any", "prompt": f"What is the code of {name}?"} for name in ("one", "two")]
+    write_rows(folder / "codes.jsonl", [header, *rows])
+    return folder / "codes.jsonl"
+
+
+def key(stage: str, options: RunConfig, inputs: dict[str, Input]) -> str:
+    return key_of(STAGES[stage], options.stage_job(STAGES[stage]), inputs)[0]
+
+
+@pytest.mark.parametrize("name", [name for name in STAGES if "." not in name and name in ALWAYS])
+def test_an_evaluation_changes_no_key_of_another_stage(name: str, tmp_path: Path) -> None:
+    (tmp_path / "task.json").write_text('{"name": "none"}')
+    inputs = {"data": Input(path=tmp_path, digest="d" * 64)}
+    evaluated = config("evaluation.tasks=[a.yaml]", "evaluation.probes=[harmful]", "evaluation.margin=0.2")
+    assert key(name, config(), inputs) == key(name, evaluated, inputs)
+
+
+def test_sfts_results_have_a_key_of_tasks_harness_and_sft_alone(tmp_path: Path) -> None:
+    yaml = write_task(tmp_path / "a")
+    inputs = {"model": Input(path=tmp_path, digest="d" * 64)}
+
+    def of(yaml: Path, *options: str) -> str:
+        files = {name: Input.of(path) for name, path in read_task_files(yaml).inputs.items()}
+        return key("evaluation.sft_tasks", config(f"evaluation.tasks=[{yaml}]", *options), inputs | files)
+
+    first = of(yaml)
+    unread = ("seed=5", "policy_seed=6", "ppo.kl.target=2", "evaluation.margin=0.3", "evaluation.margins={sums: 0.1}",
+              "evaluation.probes=[harmful]", "evaluation.sampling=sampled")  # fmt: skip
+    assert {of(yaml, option) for option in unread} == {first}
+    assert of(write_task(tmp_path / "b")) == first, "files count by content"
+    read = ("evaluation.limit=5", "evaluation.batch_size=3", "evaluation.chat_template=true",
+            "evaluation.clusters={sums: text}")  # fmt: skip
+    others = {of(yaml, option) for option in read}
+    others |= {of(write_task(tmp_path / "c", seed=1)), of(write_task(tmp_path / "d", "t"))}
+    (tmp_path / "b" / "sums.yaml").write_text(yaml.read_text().replace("version: 2.0", "version: 3.0"))
+    others.add(of(tmp_path / "b" / "sums.yaml"))
+    assert len(others - {first}) == len(read) + 3
+
+
+def test_the_harness_version_is_in_the_key() -> None:
+    assert "lm-eval" in STAGES["evaluation.sft_tasks"].libraries
+    assert STAGES["evaluation.policy_tasks"].libraries == STAGES["evaluation.sft_tasks"].libraries
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "sampled"])
+def test_a_seed_changes_sampled_responses_alone(sampling: str, tmp_path: Path) -> None:
+    inputs = {"model": Input(path=tmp_path, digest="d" * 64)}
+    keys = {key("evaluation.sft_probes", config(f"seed={seed}", f"evaluation.sampling={sampling}"), inputs)
+            for seed in (1, 2)}  # fmt: skip
+    assert len(keys) == (2 if sampling == "sampled" else 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["evaluation.tasks=[{0}/gone.yaml]"], r"evaluation\.tasks: .*gone\.yaml can't be read"),
+        (["evaluation.tasks=[{0}/hub.yaml]"], r"draws its data from a hub \(dataset_path: allenai/arc"),
+        (["evaluation.tasks=[{0}/sums.yaml,{0}/sums.yaml]"], "two are called sums"),
+        (["evaluation.tasks=[{0}/sums.yaml]", "evaluation.margins={{sum: 0.1}}"], r"evaluation\.margins\.sum: no such"),
+        (["evaluation.probes=[{0}/codes.jsonl]", "evaluation.clusters={{codes: x}}"], r"evaluation\.clusters\.codes"),
+        (["evaluation.probes=[{0}/sums.yaml]"], "sums.yaml, line 1"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_before_a_run_begins(
+    options: list[str], message: str, tmp_path: Path
+) -> None:
+    yaml = write_task(tmp_path, count=4)
+    (tmp_path / "hub.yaml").write_text(yaml.read_text().replace("dataset_path: json", "dataset_path: allenai/arc"))
+    probe(tmp_path)
+    with pytest.raises(UserError, match=message):
+        new_run(tmp_path / "home", "tiny", config(*(option.format(tmp_path) for option in options)))
+    assert not (tmp_path / "home" / "runs").exists()
+
+
+def test_a_missing_harness_is_refused_before_a_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    yaml = write_task(tmp_path, count=4)
+    monkeypatch.setattr(harness, "HARNESS", "0.0.1")
+    with pytest.raises(UserError, match=r"results are comparable only from 0\.0\.1"):
+        new_run(tmp_path / "home", "tiny", config(f"evaluation.tasks=[{yaml}]"))
+    new_run(tmp_path / "home", "tiny", config(f"evaluation.tasks=[{yaml}]"), request=Request(until="ppo"))
+
+
+@pytest.mark.parametrize("request_", [Request(until="evaluation"), Request(refresh=["evaluation"])])
+def test_a_run_without_tasks_and_probes_has_no_evaluation_to_ask_for(request_: Request, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"evaluation: a run has this stage only with evaluation\.tasks or evaluation"):
+        new_run(tmp_path, "tiny", config(), request=request_)
+
+
+def compute(launch: Launch) -> dict[str, StageStatus]:
+    """Run it in this process, without Prefect and MLflow; its stages by name."""
+    launch.ctx.reporting = Reporting(track=False)
+    with launch.ctx as ctx:
+        pipeline(launch.config, launch.sources, partial(run_stage, ctx=ctx), ctx.status.document.until)
+    return {stage.name: stage for stage in load_status(ctx.home, ctx.run).stages}
+
+
+@pytest.mark.whole
+def test_a_run_evaluates_both_models_and_another_policy_reuses_sfts_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yamls = [write_task(tmp_path, name, count=12, seed=place) for place, name in enumerate(("sums", "more"))]
+    home, named = tmp_path / "home", f"evaluation.tasks=[{','.join(map(str, yamls))}]"
+    evaluated = config(*SMALL, named, f"evaluation.probes=[{probe(tmp_path)}]", "evaluation.margin=1")
+    evaluate, killed = harness.evaluate, list[str]()
+
+    def killed_once(model: Any, name: str, *arguments: Any) -> Any:
+        if name == "sums" and not killed:
+            killed.append(name)
+            raise KeyboardInterrupt
+        return evaluate(model, name, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(harness, "evaluate", killed_once)
+        compute(new_run(home, "tiny", evaluated, request=Request(until="evaluation")))
+    assert killed and load_status(home).stage("evaluation").state == "interrupted"
+
+    first = compute(new_run(home, "tiny", evaluated, request=Request(until="evaluation")))
+    assert list(first) == ["validate", "sft", "reward", "ppo", "evaluation", "human_eval"]
+    assert first["ppo"].state == "cached" and first["evaluation"].state == "passed"
+    gates = {gate.name: gate for gate in first["evaluation"].gates}
+    assert gates["evaluation.task_drop"].threshold is not None and gates["evaluation.other_probes"].passed
+    assert gates["evaluation.harmful"].threshold is None, "not measured"
+    parts = first["evaluation"].parts
+    assert list(parts) == [f"evaluation.{side}_{kind}" for kind in ("tasks", "probes") for side in SIDES]
+
+    artifacts = {name: ArtifactStore(home).path(str(part.digest)) for name, part in parts.items()}
+    [one, two] = read_rows(artifacts["evaluation.sft_probes"] / "responses.jsonl")
+    assert {*one} == {"probe", "id", "category", "prompt", "response", "violation", "rule"}
+    assert one["prompt"] == [{"role": "user", "content": "What is the code of one?"}] and two["id"] == "two"
+    assert one["violation"] == ("code" in one["response"]), "the probe's pattern"
+    scores = json.loads((artifacts["evaluation.policy_tasks"] / "tasks.json").read_text())
+    assert [score["task"] for score in scores["tasks"]] == ["more", "sums"]
+
+    until, refresh = "evaluation", ["evaluation"]
+    undisturbed = compute(new_run(home, "tiny", evaluated, request=Request(until=until, refresh=refresh)))["evaluation"]
+    assert not undisturbed.cached and undisturbed.digest == first["evaluation"].digest
+    assert [part.digest for part in undisturbed.parts.values()] == [part.digest for part in parts.values()]
+
+    again = compute(rerun(home, "ppo", None, given("policy_seed=9"), request=Request(until="evaluation")))
+    assert again["ppo"].digest != first["ppo"].digest
+    for kind in ("tasks", "probes"):
+        same, other = (again["evaluation"].parts[f"evaluation.{side}_{kind}"] for side in SIDES)
+        assert same.key == parts[f"evaluation.sft_{kind}"].key and other.key != parts[f"evaluation.policy_{kind}"].key
+        assert again["evaluation"].explained[f"evaluation.sft_{kind}"].outcome == "hit"
+
+
+def test_a_reused_evaluation_needs_no_files(tmp_path: Path) -> None:
+    record = type("Recorded", (), {"inputs": {"model": "m", "tasks/sums": "a" * 64, "tasks/sums/1": "b" * 64}})
+    inputs = task_inputs(config("evaluation.tasks=[gone.yaml]"), {"evaluation.policy_tasks": record})  # type: ignore[dict-item]
+    assert {name: source.digest[0] for name, source in inputs.items()} == {"tasks/sums": "a", "tasks/sums/1": "b"}
