@@ -27,7 +27,7 @@ TIGHTENING = frozenset(
     if gate.group == "policy" and gate.name != "policy.kl_floor" and any(c.option in TETHER for c in gate.changes)
 )  # fmt: skip
 """The gates on the published policy whose advice tightens the tether, which helps none where KL is below its floor."""
-_ASKS_TIGHTER = re.compile(r"[Ll]ower `ppo\.kl\.target`|[Rr]aise `(ppo\.kl\.coefficient|policy\.beta)`")
+_ASKS_TIGHTER = re.compile(r"(?i:lower) `ppo\.kl\.target`|(?i:raise) `(ppo\.kl\.coefficient|policy\.beta)`")
 
 
 class Step(NamedTuple):
