@@ -144,7 +144,7 @@ USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content
         ({**ROW, "category": "two words"}, ", line 2: category: String should match pattern"),
         ({**ROW, "prompt": " \u200b"}, ", line 2: prompt: it is empty: write text."),
         ({**ROW, "prompt": "a\x1b[2J"}, ", line 2: prompt: it has the character"),
-        ({**ROW, "corects": ["x"]}, ", line 2: corects: there is no such field. The fields are id, category, prompt"),
+        ({**ROW, "amends": ["x"]}, ", line 2: amends: there is no such field. The fields are id, category, prompt"),
         ({"id": "a", "category": "x"}, ", line 2: set either prompt or messages."),
         ({**ROW, "messages": [USER]}, ", line 2: set either prompt or messages."),
         ({"id": "a", "category": "x", "messages": [USER, ANSWER]}, ", line 2: messages: after an optional system"),
