@@ -74,7 +74,7 @@ def add_evaluation(home: Path, run: str, *changes: str) -> dict[str, Record]:
     verdicts = list(judge("evaluation", metrics, gates, []))
     stage = StageStatus(
         name="evaluation", state="gate_failed" if any(v.stops for v in verdicts) else "passed", metrics=dict(metrics),
-        key=records["evaluation"].key, digest=records["evaluation"].digest, gates=verdicts, seconds=1.5,
+        key=records["evaluation"].key, digest=records["evaluation"].digest, gates=verdicts, seconds=1.5, started=1.0,
         parts={f"evaluation.{name}": Part(key=records[name].key, digest=records[name].digest) for name in names},
     )  # fmt: skip
     status = load_status(home, run)
