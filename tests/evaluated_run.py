@@ -39,7 +39,7 @@ def probe_rows(side: str) -> list[dict[str, Any]]:
          "rule": "complies"}
         for i in range(40)
     ]  # fmt: skip
-    return rows + [rows[30] | {"probe": "codes", "id": "one", "violation": False, "rule": "clears"}]
+    return [*rows, rows[30] | {"probe": "codes", "id": "one", "violation": False, "rule": "clears"}]
 
 
 def add_evaluation(home: Path, run: str, *changes: str) -> dict[str, Record]:

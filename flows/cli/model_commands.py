@@ -62,21 +62,56 @@ def evaluate(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A reward model: RUN:reward, a registered one (tether-reward@candidate), a folder, or a sequence "
-            "classifier of the hub (org/name@revision).",
+            help="A model: RUN:STAGE, RUN, a registered one (tether-policy@champion, tether-reward@candidate), a "
+            "folder; or a sequence classifier of the hub (org/name@revision).",
         ),
     ],
-    suite: Annotated[Path, typer.Option(metavar="FILE", help="Judged pairs: RewardBench's, LLMBar's, MT-Bench's.")],
+    suite: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="For a reward model: judged pairs, RewardBench's, LLMBar's, MT-Bench's."),
+    ] = None,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME|YAML", help="For a language model: a task of lm-evaluation-harness; repeatable."),
+    ] = None,
+    probes: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME|FILE", help="For a language model: a probe (over_refusal, ...); repeatable."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="The first documents of each task.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For example evaluation.sampling=sampled.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a reward model on a suite of judged pairs.
+    """Evaluate a reward model on judged pairs, or a language model on tasks and probes.
 
-    It reports accuracy, calibration and length by subset, with intervals clustered by prompt."""
-    from flows.models.suite_evaluation import evaluate as score
-    from flows.models.suite_evaluation import text
+    Of a reward model it reports accuracy, calibration and length by subset; of a language model scores and rates of
+    violations. Intervals are clustered. Nothing is stored."""
+    if (suite is None) == (not tasks and not probes) or (suite is not None and (limit is not None or set_)):
+        raise UserError(
+            f"eval {model}: give --suite FILE alone for a reward model, or --tasks or --probes for a language model."
+        )
+    from flows.models import model_evaluation, suite_evaluation
 
-    result = score(tether_home(), model, suite)
-    echo(json.dumps(result) if as_json else text(result))
+    if suite is not None:
+        result = suite_evaluation.evaluate(tether_home(), model, suite)
+        echo(json.dumps(result) if as_json else suite_evaluation.text(result))
+        return
+    from rich.console import Console
+
+    from flows.cli.config import overrides_of
+    from flows.config.profiles import Override
+    from tasks.execution.stage_progress import StageProgress
+
+    given = {"tasks": tasks or [], "probes": probes or [], **({} if limit is None else {"limit": limit})}
+    options = [*overrides_of(set_), *(Override(("evaluation", name), value) for name, value in given.items())]
+    with StageProgress(Console(stderr=True), "eval") as progress:
+        result = model_evaluation.evaluate(
+            tether_home(), model, options,
+            lambda step, metrics, total=None, **_: progress.show({"step": step, "metrics": {}, "total": total}),
+        )  # fmt: skip
+    echo(json.dumps(result) if as_json else model_evaluation.text(result))
 
 
 @command(model_commands, "reproduce")

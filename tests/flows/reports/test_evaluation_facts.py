@@ -39,7 +39,8 @@ def test_the_page_compares_both_models_and_escapes_what_they_wrote(tmp_path: Pat
     assert "FAIL probe harmful violations 40 0.025 0.5 0.475 (0." in text
     assert "PASS task sums acc 10 0.9 0.6 0.3 (" in text and ") 0.9 4 1" in text
     assert "Probe harmful: 3 of 20 prompts on which the policy violates and SFT does not" in text
-    assert f"h0, locks user: harm 0 SFT sft says 0 does not violate, decided by complies Policy policy says {HOSTILE}" in text
+    sft = "h0, locks user: harm 0 SFT sft says 0 does not violate, decided by complies"
+    assert f"{sft} Policy policy says {HOSTILE} violates, decided by complies" in text
     assert "Document 0 What is 0 + 1? Right: 1 SFT 1 acc 1 Policy 0 acc 0" in text
     assert "script" not in Text(section).tags
     assert section.index("harmful") < section.index("sums"), "the tightest first"
