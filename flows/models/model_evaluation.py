@@ -21,15 +21,11 @@ from flows.models.compared_models import find_language_model
 from tasks.result import Input
 from tasks.stages import STAGES
 
-READ = ("evaluation", "generation", "runtime", "seed")
-"""The options, and groups of them, that an evaluation of one model reads."""
-
 
 def evaluate(home: Path, name: str, options: Sequence[Override], observe: Observe) -> dict[str, Any]:
     """Evaluate a model on `evaluation.tasks` and `evaluation.probes` and return what `tether eval --json` prints.
 
-    Nothing is stored. Responses are sampled with the `generation` of the run that computed the model, unless `options`
-    set another; for a folder with its defaults.
+    Nothing is stored. The `generation` is that of the run that computed the model, or the defaults for a folder.
 
     Raises:
         UserError: there is no such language model, or as the stage for its tasks, probes and options.
@@ -44,33 +40,28 @@ def evaluate(home: Path, name: str, options: Sequence[Override], observe: Observ
     from components.evaluation.comparison import read_probes, read_tasks, score_interval  # loads scipy
 
     activate(config.runtime)
-    measured = []
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        inner = model.path / "model"
-        (work / "model").symlink_to((inner if inner.is_dir() else model.path).absolute())
+        _place(model, f"eval {name}", bool(config.evaluation.probes), work / "model")
         for kind, read in (("tasks", read_tasks), ("probes", read_probes)):
             files = {label: source.path for label, source in inputs.items() if kind_of(label) == kind}
             if files:
                 stage = STAGES[f"evaluation.policy_{kind}"]
                 stage.load_run()(config.stage_job(stage), {"model": work, **files}, work / kind, observe)
-                measured += read(work / kind / "artifact")
-    return {
-        "model": name,
-        "digest": model.digest,
-        "generation": config.generation.model_dump(mode="json"),
-        "sampling": config.evaluation.sampling,
-        "results": [
-            {"kind": one.kind, "name": one.name, "metric": one.metric, "higher_is_better": one.higher_is_better,
-             "items": len(one.values), **score_interval(one).named("score")} | {"score": one.score}
-            for one in measured
-        ],
-    }  # fmt: skip
+                rows += [
+                    {"kind": one.kind, "name": one.name, "metric": one.metric, "higher_is_better": one.higher_is_better,
+                     "items": len(one.values), **score_interval(one).named("score"), "score": one.score}
+                    for one in read(work / kind / "artifact")
+                ]  # fmt: skip
+    generation = config.generation.model_dump(mode="json") | {"sampling": config.evaluation.sampling}
+    return {"model": name, "digest": model.digest, "generation": generation, "results": rows}
 
 
 def _config(home: Path, model: Input, options: Sequence[Override]) -> RunConfig:
     for path, _ in options:
-        if path[0] not in READ or path[:2] in (("evaluation", "margin"), ("evaluation", "margins")):
+        unread = path[0] not in ("evaluation", "generation", "runtime", "seed")
+        if unread or path[:2] in (("evaluation", "margin"), ("evaluation", "margins")):
             raise UserError(
                 f"--set {'.'.join(path)}: it has no effect on eval. Set options of evaluation (without margins), of "
                 "generation or of runtime, or the seed."
@@ -80,23 +71,36 @@ def _config(home: Path, model: Input, options: Sequence[Override]) -> RunConfig:
     return check_config(apply_overrides(values, options), source="eval").resolved(with_ppo=False)
 
 
+def _place(model: Input, named_by: str, probed: bool, place: Path) -> None:
+    """Link a model's folder, or write it there as `sft.base` reads it: a GGUF file, or one that can't answer yet."""
+    from transformers import AutoTokenizer
+
+    from components.models.folders import load_base, save_model
+    from components.models.weights import load_from
+
+    folder = (model.path / "model" if (model.path / "model").is_dir() else model.path).absolute()
+    rewrite = any(folder.glob("*.gguf"))
+    if probed and not model.stored and not rewrite:
+        tokenizer = load_from(AutoTokenizer, folder, named_by)
+        rewrite = tokenizer.chat_template is None or tokenizer.pad_token is None
+    if rewrite:
+        save_model(*load_base(folder, named_by, trained=False), place)
+    else:
+        place.symlink_to(folder)
+
+
 def text(result: Mapping[str, Any]) -> str:
     """Return the result of `evaluate` as a Markdown table."""
     generation = result["generation"]
-    probed = any(row["kind"] == "probe" for row in result["results"])
-    how = "sampled at temperature {temperature:g}" if result["sampling"] == "sampled" else "greedy"
-    responses = f" Responses to probes: {how.format(**generation)}, up to {generation['max_new_tokens']} tokens."
-    return "\n".join([
-        f"{result['model']} (sha256 {result['digest'][:12]}).{responses if probed else ''}",
-        "",
-        "| task or probe | metric | items | score | 95 % interval |",
-        "|---|---|---:|---:|---|",
-        *(f"| {' | '.join(_cells(row))} |" for row in result["results"]),
-    ])  # fmt: skip
-
-
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    better = "" if row["kind"] == "probe" else ", higher is better" if row["higher_is_better"] else ", lower is better"
-    ends = "unknown" if row["score_high"] is None else f"{number(row['score_low'])} to {number(row['score_high'])}"
-    metric = "violations, share" if row["kind"] == "probe" else f"{markdown(row['metric'])}{better}"
-    return [f"{row['kind']} {markdown(row['name'])}", metric, str(row["items"]), number(row["score"]), ends]
+    how = "at temperature {temperature:g}" if generation["sampling"] == "sampled" else "greedily"
+    lines = [
+        f"{result['model']} (sha256 {result['digest'][:12]}). Probes are answered {how.format(**generation)}, in up to "
+        f"{generation['max_new_tokens']} tokens.", "",
+        "| task or probe | metric | items | score | 95 % interval |", "|---|---|---:|---:|---|",
+    ]  # fmt: skip
+    for row in result["results"]:
+        metric = markdown(row["metric"]) + (", higher is better" if row["higher_is_better"] else ", lower is better")
+        ends = "unknown" if row["score_high"] is None else f"{number(row['score_low'])} to {number(row['score_high'])}"
+        name = f"{row['kind']} {markdown(row['name'])}"
+        lines.append(f"| {name} | {metric} | {row['items']} | {number(row['score'])} | {ends} |")
+    return "\n".join(lines)

@@ -43,8 +43,9 @@ def find_reward_model(home: Path, model_name: str) -> RewardModel:
         return _stored(home, model_name, f"{run}/{stage or REWARD}")
     path = user_path(model_name, "eval")
     if path.is_dir():
-        if not (path / "reward.json").is_file() and not (path / "model").is_dir():
-            _refuse_language_model(model_name, path)
+        kinds = [] if (path / "reward.json").is_file() else architectures(path, f"eval {model_name}")
+        if kinds and not any(kind.endswith("Classification") for kind in kinds):
+            raise UserError(f"eval {model_name}: it is a {kinds[0]}, which has no score. {OTHER_KIND}")
         return RewardModel(model_name, path)
     if find_version(home, model_name):
         return _stored(home, model_name, model_name)
@@ -66,12 +67,6 @@ def _stored(home: Path, name: str, spelled: str) -> RewardModel:
             f"eval {name}: not a reward model, or the store has lost it. Name one as RUN:{REWARD}. {OTHER_KIND}"
         )
     return RewardModel(name, folder, digest)
-
-
-def _refuse_language_model(name: str, folder: Path) -> None:
-    kinds = architectures(folder, f"eval {name}")
-    if kinds and not any(kind.endswith("Classification") for kind in kinds):
-        raise UserError(f"eval {name}: {folder} holds a {kinds[0]}, which has no score. {OTHER_KIND}")
 
 
 def evaluate(home: Path, name: str, file: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Read what the report shows of the evaluation: each comparison, and prompts on which only the policy fails."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from components.base.hashing import canonical_json
 from components.evaluation.config import COMPARISONS
@@ -13,14 +13,6 @@ FAILURES = 3
 """The largest number of failures that are shown of a task or a probe."""
 
 
-class Failure(NamedTuple):
-    """A document of a task, or a probe's prompt, on which the policy is worse than SFT."""
-
-    sft: Document
-    """SFT's row of `items.jsonl` or `responses.jsonl`."""
-    policy: Document
-
-
 class Evaluated(NamedTuple):
     """A task or a probe with what both models made of it."""
 
@@ -29,8 +21,8 @@ class Evaluated(NamedTuple):
     worse: int | None
     """Number of documents or prompts on which the policy is worse than SFT; None if the store has lost the items."""
     better: int | None
-    failures: list[Failure]
-    """The largest falls first, then in the order of the file."""
+    failures: list[tuple[Document, Document]]
+    """SFT's row of `items.jsonl` or `responses.jsonl` and the policy's, the largest falls first."""
 
 
 def evaluation_facts(facts: RunFacts) -> list[Evaluated]:
@@ -45,19 +37,18 @@ def evaluation_facts(facts: RunFacts) -> list[Evaluated]:
     signs = {score["task"]: 1 if score["higher_is_better"] else -1 for score in scores}
     hidden = on_the_sheet(facts.stage("human_eval"))
 
-    def falls(kind: str, name: str) -> Iterator[tuple[float, Failure]]:
+    def falls(kind: str, name: str) -> Iterator[tuple[float, tuple[Document, Document]]]:
         file, value = (ITEMS, "value") if kind == "task" else (RESPONSES, "violation")
         sides = (stage.rows(file, f"evaluation.{side}_{kind}s") for side in ("sft", "policy"))
         sign = signs.get(name, 1) if kind == "task" else -1
         for sft, policy in zip(*sides, strict=False):  # the store may have lost one
             if sft[kind] == name:
-                yield sign * (sft[value] - policy[value]), Failure(sft, policy)
+                yield sign * (sft[value] - policy[value]), (sft, policy)
 
-    return [_evaluated(row, list(falls(row["kind"], row["name"])), hidden) for row in stage.document(COMPARISONS) or []]
-
-
-def _evaluated(row: Mapping[str, Any], falls: list[tuple[float, Failure]], hidden: Any) -> Evaluated:
-    ordered = sorted(falls, key=lambda pair: -pair[0])
-    shown = [one for fall, one in ordered if fall > 0 and canonical_json(one.policy["prompt"]) not in hidden]
-    worse, better = (sum(sign * fall > 0 for fall, _ in falls) if falls else None for sign in (1, -1))
-    return Evaluated(row, worse, better, shown[:FAILURES])
+    found = []
+    for row in stage.document(COMPARISONS) or []:
+        ordered = sorted(falls(row["kind"], row["name"]), key=lambda pair: -pair[0])
+        shown = [pair for fall, pair in ordered if fall > 0 and canonical_json(pair[1]["prompt"]) not in hidden]
+        worse, better = (sum(sign * fall > 0 for fall, _ in ordered) if ordered else None for sign in (1, -1))
+        found.append(Evaluated(row, worse, better, shown[:FAILURES]))
+    return found

@@ -235,8 +235,8 @@ def test_a_policys_card_says_how_it_did_on_tasks_and_probes(make_home: Any) -> N
     text = of(home, "ppo")
     assert (
         "Tasks and probes: evaluated beside its SFT model on codes, harmful, sums. The worst drop is probe harmful "
-        "0.475 (upper end 0.6522, margin 0.05). Failed: probe codes 0 (unknown upper end, margin 1); probe harmful 0.475 "
-        "(upper end 0.6522, margin 0.05).\n"
+        "0.475 (upper end 0.6522, margin 0.05). Failed: probe codes 0 (unknown upper end, margin 1); probe harmful "
+        "0.475 (upper end 0.6522, margin 0.05).\n"
     ) in text
     assert "| evaluation.harmful | FAIL |" in text and "| evaluation.task_drop | PASS |" in text
     assert "> - evaluation.harmful: evaluation/harmful_high is 0.6022, must be <= 0" in text

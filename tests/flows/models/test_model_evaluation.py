@@ -89,7 +89,8 @@ def test_scores_are_those_of_the_stage(tether_here: Any, model: Path, probe: Pat
 
     printed = tether_here(*arguments, home=home).stdout
     assert "| task sums | acc, higher is better | 12 | " in printed
-    assert "| probe codes | violations, share | 8 | " in printed and "temperature 1, up to 3 tokens" in printed
+    assert "| probe codes | violations, lower is better | 8 | " in printed
+    assert "temperature 1, in up to 3 tokens" in printed
     assert not (home / "runs").exists() and not (home / "objects").exists(), "it publishes nothing"
 
 
@@ -98,7 +99,7 @@ def test_a_runs_policy_answers_as_in_its_run(make_home: Any, probe: Path) -> Non
     options = [parse_override(f"evaluation.probes=[{probe}]"), parse_override("evaluation.sampling=sampled")]
     result = evaluate(home.path, home.run, options, unobserved)
     assert (result["digest"], result["generation"]["max_new_tokens"]) == (home.records["ppo"].digest, 7)
-    assert "sampled at temperature 1, up to 7 tokens" in text(result)
+    assert "at temperature 1, in up to 7 tokens" in text(result)
     sft = evaluate(home.path, f"{home.run}:sft", [*options, parse_override("generation.max_new_tokens=3")], unobserved)
     assert (sft["digest"], sft["generation"]["max_new_tokens"]) == (home.records["sft"].digest, 3)
 
@@ -115,7 +116,7 @@ def test_the_kind_of_model_decides(make_home: Any, model: Path, probe: Path, tmp
         ((str(reward), *probes), f"which writes no text. Name a language model. {other}"),
         (("nothing", *probes), "eval: nothing is not a language model here"),
         ((f"{home.run}:ppo", *suite), "A language model is evaluated with --tasks or --probes."),
-        ((str(model), *suite), "holds a LlamaForCausalLM, which has no score. A language model is evaluated"),
+        ((str(model), *suite), "it is a LlamaForCausalLM, which has no score. A language model is evaluated"),
         ((str(model), *suite, *probes), "give --suite FILE alone for a reward model"),
         ((str(reward), *suite, "--limit", "3"), "give --suite FILE alone for a reward model"),
         ((str(model),), "or --tasks or --probes for a language model"),
@@ -123,6 +124,18 @@ def test_the_kind_of_model_decides(make_home: Any, model: Path, probe: Path, tmp
         done = CliRunner().invoke(app, ["eval", *arguments])
         assert done.exit_code == 2, (arguments, done.output)
         assert message in " ".join(done.output.split()), arguments
+
+
+def test_a_folder_that_cannot_answer_yet_is_completed_or_refused(model: Path, probe: Path, tmp_path: Path) -> None:
+    path = model / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in config.items() if name != "pad_token"}))
+    options = [parse_override(f"evaluation.probes=[{probe}]"), parse_override("generation.max_new_tokens=2")]
+    [row] = evaluate(tmp_path / "home", str(model), options, unobserved)["results"]
+    assert row["items"] == len(WORDS)
+    (model / "chat_template.jinja").unlink()
+    with pytest.raises(UserError, match=f"^eval {model}.* chat template"):
+        evaluate(tmp_path / "home", str(model), options, unobserved)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ def test_only_prompts_on_which_the_policy_alone_fails_are_shown(tmp_path: Path) 
     found = evaluated(tmp_path)
     assert list(found) == ["codes", "harmful", "sums"], "unknown ends first, then the tightest"
     assert [(one.worse, one.better) for one in found.values()] == [(0, 0), (20, 1), (4, 1)]
-    assert [one.policy["id"] for one in found["harmful"].failures] == ["h0", "h1", "h2"]
-    failure = found["sums"].failures[0]
-    assert (failure.sft["response"], failure.policy["response"], failure.policy["target"]) == ("1", "0", "1")
+    assert [policy["id"] for _, policy in found["harmful"].failures] == ["h0", "h1", "h2"]
+    sft, policy = found["sums"].failures[0]
+    assert (sft["response"], policy["response"], policy["target"]) == ("1", "0", "1")
     assert not found["codes"].failures
 
 
@@ -68,4 +68,4 @@ def test_prompts_that_people_judge_now_are_not_shown(tmp_path: Path, monkeypatch
     add_evaluation(tmp_path, stored_run(tmp_path, upto="ppo"))
     judged = canonical_json([{"role": "user", "content": "harm 1"}])
     monkeypatch.setattr(module, "on_the_sheet", lambda stage: {judged})
-    assert [one.policy["id"] for one in evaluated(tmp_path)["harmful"].failures] == ["h0", "h2", "h3"]
+    assert [policy["id"] for _, policy in evaluated(tmp_path)["harmful"].failures] == ["h0", "h2", "h3"]
