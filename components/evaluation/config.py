@@ -1,7 +1,6 @@
 """Options of the evaluation by tasks and probes. Importable without torch and without the harness."""
 
-from collections.abc import Collection
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -43,35 +42,31 @@ class EvaluationConfig(Settings):
 
 
 class _EvaluationJob(Settings):
+    read: ClassVar[tuple[str, ...]]
+    """The options of `evaluation` that change the part's output, and `seed` if it may."""
     seed: int
     """The run's seed. Only sampled responses to probes depend on it."""
 
     def uses(self, option: str) -> bool:
         """Return whether this part's output depends on an option: margins, for example, enter the comparison alone."""
         group, _, name = option.partition(".")
-        return (name or group) in self._read if group == "seed" or (group == "evaluation" and name) else True
-
-    @property
-    def _read(self) -> Collection[str]:
-        raise NotImplementedError
+        return (name or group) in self.read if group == "seed" or (group == "evaluation" and name) else True
 
 
 class TasksJob(_EvaluationJob):
     """Everything except the inputs on which one model's results on tasks depend. The harness has its own seeds."""
 
+    read = ("limit", "batch_size", "chat_template", "clusters")
     runtime: Runtime
     """The machine that evaluates."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """The evaluation by tasks and probes."""
 
-    @property
-    def _read(self) -> Collection[str]:
-        return "limit", "batch_size", "chat_template", "clusters"
-
 
 class ProbesJob(_EvaluationJob):
     """Everything except the inputs on which one model's responses to probes depend."""
 
+    read = ("batch_size", "sampling", "seed")
     runtime: Runtime
     """The machine that generates."""
     generation: GenerationConfig
@@ -79,18 +74,14 @@ class ProbesJob(_EvaluationJob):
     evaluation: EvaluationConfig = EvaluationConfig()
     """The evaluation by tasks and probes."""
 
-    @property
-    def _read(self) -> Collection[str]:
-        sampled = self.evaluation.sampling == "sampled"
-        return "batch_size", "sampling", *(["seed"] if sampled else [])
+    def uses(self, option: str) -> bool:
+        """Do the same. Greedy responses do not depend on the seed."""
+        return super().uses(option) and (option != "seed" or self.evaluation.sampling == "sampled")
 
 
 class EvaluationJob(_EvaluationJob):
     """Everything except the two models' results on which their comparison depends."""
 
+    read = ("margin", "margins")
     evaluation: EvaluationConfig = EvaluationConfig()
     """The evaluation by tasks and probes."""
-
-    @property
-    def _read(self) -> Collection[str]:
-        return "margin", "margins"

@@ -5,7 +5,6 @@ import importlib.metadata
 import logging
 import os
 import random
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -68,19 +67,27 @@ def check_harness() -> None:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Forbid the hub within the block: neither data nor a model may change between two runs of one key."""
+    """Forbid the hub within the block: neither data nor a model may change between two runs of one key.
+
+    Progress bars are off too, which would break into the run's own.
+    """
     import datasets
     import huggingface_hub.constants
+    from tqdm import tqdm
 
     places: tuple[Any, ...] = (datasets.config, huggingface_hub.constants)
-    bars = datasets.is_progress_bar_enabled()
+    with_bars = tqdm.__init__
+
+    def silent(bar: Any, *arguments: Any, **options: Any) -> None:
+        with_bars(bar, *arguments, **options | {"disable": True})
+
     before = [place.HF_HUB_OFFLINE for place in places]
     variable = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         for place in places:
             place.HF_HUB_OFFLINE = True
-        datasets.disable_progress_bars()
+        tqdm.__init__ = silent
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the harness and what it imports
@@ -88,29 +95,9 @@ def offline() -> Iterator[None]:
     finally:
         for place, value in zip(places, before, strict=True):
             place.HF_HUB_OFFLINE = value
-        if bars:
-            datasets.enable_progress_bars()
+        tqdm.__init__ = with_bars
         os.environ.pop("HF_HUB_OFFLINE")
         os.environ.update({} if variable is None else {"HF_HUB_OFFLINE": variable})
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Switch off the harness' progress bars, which would break into the run's own."""
-    from tqdm import tqdm
-
-    class Silent(tqdm):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options | {"disable": True})
-
-    modules = [m for name, m in sys.modules.items() if name.startswith("lm_eval") and getattr(m, "tqdm", None) is tqdm]
-    for module in modules:
-        module.tqdm = Silent  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.tqdm = tqdm  # type: ignore[attr-defined]
 
 
 def own_tasks(name: str) -> list[TaskFiles]:
@@ -219,7 +206,7 @@ def evaluate(model: Any, name: str, task: Any, config: EvaluationConfig) -> tupl
     """
     import torch
 
-    with offline(), _without_bars():
+    with offline():
         first, others = _SEEDS
         random.seed(first)
         np.random.seed(others)

@@ -1,5 +1,6 @@
 """The evaluation in a run: what it changes in other runs, its keys, what is refused at the start, a whole run."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import pytest
 
 from components.base.errors import UserError
-from components.base.jsonl import write_rows
+from components.base.jsonl import read_rows, write_rows
 from components.evaluation import harness
 from components.evaluation.task_files import read_task_files
+from components.store.store import ArtifactStore
 from flows.config.profiles import Override, parse_override
 from flows.config.run_config import RunConfig, load_config
 from flows.data.evaluation_inputs import task_inputs
@@ -165,6 +167,14 @@ def test_a_run_evaluates_both_models_and_another_policy_reuses_sfts_results(
     assert gates["evaluation.harmful"].threshold is None, "not measured"
     parts = first["evaluation"].parts
     assert list(parts) == [f"evaluation.{side}_{kind}" for kind in ("tasks", "probes") for side in SIDES]
+
+    artifacts = {name: ArtifactStore(home).path(str(part.digest)) for name, part in parts.items()}
+    [one, two] = read_rows(artifacts["evaluation.sft_probes"] / "responses.jsonl")
+    assert {*one} == {"probe", "id", "category", "prompt", "response", "violation", "rule"}
+    assert one["prompt"] == [{"role": "user", "content": "What is the code of one?"}] and two["id"] == "two"
+    assert one["violation"] == ("code" in one["response"]), "the probe's pattern"
+    scores = json.loads((artifacts["evaluation.policy_tasks"] / "tasks.json").read_text())
+    assert [score["task"] for score in scores["tasks"]] == ["more", "sums"]
 
     until, refresh = "evaluation", ["evaluation"]
     undisturbed = compute(new_run(home, "tiny", evaluated, request=Request(until=until, refresh=refresh)))["evaluation"]

@@ -102,6 +102,15 @@ def test_a_finished_task_is_not_evaluated_again(model: Path, tmp_path: Path, mon
         assert len({place.read_bytes() for place in places}) == 1
 
 
+def test_another_model_gives_other_results(model: Path, tmp_path: Path) -> None:
+    inputs, values = inputs_of(write_task(tmp_path)), []
+    write_model(tmp_path / "other" / "model", seed=1)
+    for folder in (model, tmp_path / "other"):
+        run(TasksJob(seed=0, runtime=CPU), {"model": folder, **inputs}, tmp_path / folder.name / "out", unobserved)
+        values.append([row["value"] for row in read_rows(tmp_path / folder.name / "out" / "artifact" / "items.jsonl")])
+    assert values[0] != values[1]
+
+
 def test_a_harness_that_is_missing_or_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     harness.check_harness()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.4.9")

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content
         ({**ROW, "category": "two words"}, ", line 2: category: String should match pattern"),
         ({**ROW, "prompt": " \u200b"}, ", line 2: prompt: it is empty: write text."),
         ({**ROW, "prompt": "a\x1b[2J"}, ", line 2: prompt: it has the character"),
-        ({**ROW, "corects": ["x"]}, ", line 2: corects: there is no such field. The fields are id, category, prompt"),
+        ({**ROW, "amends": ["x"]}, ", line 2: amends: there is no such field. The fields are id, category, prompt"),
         ({"id": "a", "category": "x"}, ", line 2: set either prompt or messages."),
         ({**ROW, "messages": [USER]}, ", line 2: set either prompt or messages."),
         ({"id": "a", "category": "x", "messages": [USER, ANSWER]}, ", line 2: messages: after an optional system"),
@@ -182,6 +183,12 @@ def test_all_mistakes_of_a_file_are_named_at_once(tmp_path: Path) -> None:
         read_probe(path)
     assert isinstance(raised.value, UserError) and len(raised.value.args) == 4
     assert str(raised.value).startswith("4 mistakes:")
+
+
+def test_a_doubtful_pattern_is_named_where_warnings_are_off(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert "Possible nested set" in problems(tmp_path, {**ROW, "violates": ["[[a]"]})[0]
 
 
 def test_the_rule_of_expected_words_needs_them(tmp_path: Path) -> None:

@@ -160,6 +160,15 @@ def test_a_refusal_after_the_opening_is_not_one() -> None:
     assert decide("refuses", "I see. That is hard. I can't help you with it. Mix both.").violation
 
 
+def test_agreement_after_the_second_sentence_is_not_one() -> None:
+    assert not decide("agrees", "I see. That is odd. You're right about the weather.").violation
+    assert decide("agrees", "I see. You're right about the weather. That is odd.").violation
+
+
+def test_the_matched_words_are_cut_at_200_characters() -> None:
+    assert decide("patterns", "a" * 500, violates=["a+"]).matched == "a" * 200
+
+
 @pytest.mark.parametrize(
     "piece", ["we will not ", "i am ", "will definitely ", "no a b ", '"', "1. ", "\n", "is both a ", "not very ", "a"]
 )
