@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -104,8 +104,8 @@ def evaluate(
     from flows.config.profiles import Override
     from tasks.execution.stage_progress import StageProgress
 
-    given = {"tasks": tasks or [], "probes": probes or [], **({} if limit is None else {"limit": limit})}
-    options = [*overrides_of(set_), *(Override(("evaluation", name), value) for name, value in given.items())]
+    named: dict[str, Any] = {"tasks": tasks or [], "probes": probes or []} | ({"limit": limit} if limit else {})
+    options = [*overrides_of(set_), *(Override(("evaluation", name), value) for name, value in named.items())]
     with StageProgress(Console(stderr=True), "eval") as progress:
         result = model_evaluation.evaluate(
             tether_home(), model, options,

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
+
 from components.base.errors import UserError
 from components.base.nested import group
 from components.base.observe import Observe
@@ -67,7 +69,7 @@ def _config(home: Path, model: Input, options: Sequence[Override]) -> RunConfig:
                 "generation or of runtime, or the seed."
             )
     records = Graph.of(ArtifactStore(home)).node(model.digest).records if model.stored else ()
-    values = {"generation": dict(group(records[0].job, "generation"))} if records else {}
+    values: dict[str, JsonValue] = {"generation": dict(group(records[0].job, "generation"))} if records else {}
     return check_config(apply_overrides(values, options), source="eval").resolved(with_ppo=False)
 
 

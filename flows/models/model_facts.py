@@ -36,7 +36,7 @@ OF_POLICY = ("evaluation", "human_eval")
 """Later stages whose gates judge the policy."""
 
 
-class ModelFacts(NamedTuple):
+class ModelFacts(NamedTuple):  # long: the card's template reads each field by its name
     """Everything that a card or an export says about a model."""
 
     name: str

@@ -45,10 +45,10 @@ def evaluation_facts(facts: RunFacts) -> list[Evaluated]:
             if sft[kind] == name:
                 yield sign * (sft[value] - policy[value]), (sft, policy)
 
-    found = []
+    comparisons = []
     for row in stage.document(COMPARISONS) or []:
         ordered = sorted(falls(row["kind"], row["name"]), key=lambda pair: -pair[0])
-        shown = [pair for fall, pair in ordered if fall > 0 and canonical_json(pair[1]["prompt"]) not in hidden]
+        alone = [pair for fall, pair in ordered if fall > 0 and canonical_json(pair[1]["prompt"]) not in hidden]
         worse, better = (sum(sign * fall > 0 for fall, _ in ordered) if ordered else None for sign in (1, -1))
-        found.append(Evaluated(row, worse, better, shown[:FAILURES]))
-    return found
+        comparisons.append(Evaluated(row, worse, better, alone[:FAILURES]))
+    return comparisons
