@@ -66,28 +66,16 @@ def evaluate(
             "folder; or a sequence classifier of the hub (org/name@revision).",
         ),
     ],
-    suite: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="For a reward model: judged pairs, RewardBench's, LLMBar's, MT-Bench's."),
-    ] = None,
-    tasks: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME|YAML", help="For a language model: a task of lm-evaluation-harness; repeatable."),
-    ] = None,
-    probes: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME|FILE", help="For a language model: a probe (over_refusal, ...); repeatable."),
-    ] = None,
+    suite: Annotated[Path | None, typer.Option(metavar="FILE", help="For a reward model: judged pairs.")] = None,
+    tasks: Annotated[list[str] | None, typer.Option(metavar="NAME|YAML", help="A harness' task; repeatable.")] = None,
+    probes: Annotated[list[str] | None, typer.Option(metavar="NAME|FILE", help="A probe; repeatable.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="The first documents of each task.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For example evaluation.sampling=sampled.")
-    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="evaluation.limit=9")] = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a reward model on judged pairs, or a language model on tasks and probes.
 
-    Of a reward model it reports accuracy, calibration and length by subset; of a language model scores and rates of
-    violations. Intervals are clustered. Nothing is stored."""
+    It reports accuracy, calibration and length by subset, or scores and violations, with clustered intervals."""
     if (suite is None) == (not tasks and not probes) or (suite is not None and (limit is not None or set_)):
         raise UserError(
             f"eval {model}: give --suite FILE alone for a reward model, or --tasks or --probes for a language model."

@@ -217,20 +217,17 @@ def tasks_and_probes(facts: ModelFacts) -> str:
     if stage is None:
         return ""
     if not facts.evaluation:
-        why = "no longer in the store" if stage.digest else f"not there ({stage.state.replace('_', ' ')})"
-        return f"Tasks and probes: the result is {why}."
+        return f"Tasks and probes: there is no result ({stage.state.replace('_', ' ')})."
 
     def described(row: Mapping[str, Any]) -> str:
         end = "unknown upper end" if row["high"] is None else f"upper end {number(row['high'])}"
         return f"{row['kind']} {row['name']} {number(row['difference'])} ({end}, margin {number(row['margin'])})"
 
     names = ", ".join(row["name"] for row in facts.evaluation)
-    failed = [described(row) for row in facts.evaluation if not row["passed"]]
-    worst = max(facts.evaluation, key=lambda row: row["difference"])
-    return (
-        f"Tasks and probes: evaluated beside its SFT model on {names}. The worst drop is {described(worst)}. "
-        + (f"Failed: {'; '.join(failed)}." if failed else "None failed.")
-    )
+    failed = "; ".join(described(row) for row in facts.evaluation if not row["passed"])
+    worst = described(max(facts.evaluation, key=lambda row: row["difference"]))
+    text = f"Tasks and probes: evaluated beside its SFT model on {names}. The worst drop is {worst}."
+    return f"{text} {f'Failed: {failed}' if failed else 'None failed'}."
 
 
 class CardMetric(NamedTuple):

@@ -64,10 +64,8 @@ def _config(home: Path, model: Input, options: Sequence[Override]) -> RunConfig:
     for path, _ in options:
         unread = path[0] not in ("evaluation", "generation", "runtime", "seed")
         if unread or path[:2] in (("evaluation", "margin"), ("evaluation", "margins")):
-            raise UserError(
-                f"--set {'.'.join(path)}: it has no effect on eval. Set options of evaluation (without margins), of "
-                "generation or of runtime, or the seed."
-            )
+            what = "evaluation (without margins), generation or runtime, or the seed"
+            raise UserError(f"--set {'.'.join(path)}: it has no effect on eval. Set options of {what}.")
     records = Graph.of(ArtifactStore(home)).node(model.digest).records if model.stored else ()
     values: dict[str, JsonValue] = {"generation": dict(group(records[0].job, "generation"))} if records else {}
     return check_config(apply_overrides(values, options), source="eval").resolved(with_ppo=False)
@@ -81,8 +79,7 @@ def _place(model: Input, named_by: str, probed: bool, place: Path) -> None:
     from components.models.weights import load_from
 
     folder = (model.path / "model" if (model.path / "model").is_dir() else model.path).absolute()
-    rewrite = any(folder.glob("*.gguf"))
-    if probed and not model.stored and not rewrite:
+    if not (rewrite := any(folder.glob("*.gguf"))) and probed and not model.stored:
         tokenizer = load_from(AutoTokenizer, folder, named_by)
         rewrite = tokenizer.chat_template is None or tokenizer.pad_token is None
     if rewrite:
@@ -95,14 +92,13 @@ def text(result: Mapping[str, Any]) -> str:
     """Return the result of `evaluate` as a Markdown table."""
     generation = result["generation"]
     how = "at temperature {temperature:g}" if generation["sampling"] == "sampled" else "greedily"
-    lines = [
-        f"{result['model']} (sha256 {result['digest'][:12]}). Probes are answered {how.format(**generation)}, in up to "
-        f"{generation['max_new_tokens']} tokens.", "",
-        "| task or probe | metric | items | score | 95 % interval |", "|---|---|---:|---:|---|",
-    ]  # fmt: skip
+    answered = f" Probes are answered {how.format(**generation)}, in up to {generation['max_new_tokens']} tokens."
+    is_probed = any(row["kind"] == "probe" for row in result["results"])
+    lines = [f"{result['model']} (sha256 {result['digest'][:12]}).{answered if is_probed else ''}", ""]
+    lines += ["| task or probe | metric | items | score | 95 % interval |", "|---|---|---:|---:|---|"]
     for row in result["results"]:
-        metric = markdown(row["metric"]) + (", higher is better" if row["higher_is_better"] else ", lower is better")
+        name = f"{row['kind']} {markdown(row['name'])} | {markdown(row['metric'])}"
+        better = "higher is better" if row["higher_is_better"] else "lower is better"
         ends = "unknown" if row["score_high"] is None else f"{number(row['score_low'])} to {number(row['score_high'])}"
-        name = f"{row['kind']} {markdown(row['name'])}"
-        lines.append(f"| {name} | {metric} | {row['items']} | {number(row['score'])} | {ends} |")
+        lines.append(f"| {name}, {better} | {row['items']} | {number(row['score'])} | {ends} |")
     return "\n".join(lines)

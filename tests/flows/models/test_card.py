@@ -244,4 +244,4 @@ def test_a_policys_card_says_how_it_did_on_tasks_and_probes(make_home: Any) -> N
     assert "Not tested for bias, privacy or adversarial prompts, and for safety only by probes." in text
     assert all("Tasks and probes" not in of(home, stage) for stage in ("sft", "reward"))
     (ArtifactStore(home.path).objects / records["evaluation"].files["evaluation.json"]).unlink()
-    assert "Tasks and probes: the result is no longer in the store." in of(home, "ppo")
+    assert "Tasks and probes: there is no result (gate failed)." in of(home, "ppo")
