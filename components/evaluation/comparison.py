@@ -123,6 +123,13 @@ def beyond(row: PairedResult) -> Interval:
     )  # fmt: skip
 
 
+def score_interval(measured: Measured) -> Interval:
+    """Return a model's mean on one task or probe with its interval, clustered by document: of values in [0, 1]
+    `clustered_proportion`'s, of others `clustered_mean`'s."""
+    share = measured.values.min() >= 0 and measured.values.max() <= 1
+    return (clustered_proportion if share else clustered_mean)(measured.values, measured.documents)
+
+
 def read_tasks(folder: Path) -> list[Measured]:
     """Return a model's values on each task, from the artifact of its sub-stage."""
     scores = json.loads((folder / "tasks.json").read_text(encoding="utf-8"))["tasks"]

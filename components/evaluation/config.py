@@ -8,6 +8,8 @@ from components.base.settings import Settings, unkeyed
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 
+COMPARISONS = "evaluation.json"
+"""The stage's file of comparisons."""
 Margin = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from components.base.jsonl import write_json
 from components.base.observe import Observe
 from components.evaluation.comparison import Measured, PairedResult, beyond, compare_all, read_probes, read_tasks
-from components.evaluation.config import EvaluationJob
+from components.evaluation.config import COMPARISONS, EvaluationJob
 from components.evaluation.probe_prompts import SHIPPED
 
-COMPARISONS = "evaluation.json"
 OTHER = "other_probes"
 """The gate, and the metric, of the probes that have none of their own."""
 

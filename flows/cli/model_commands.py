@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -62,21 +62,44 @@ def evaluate(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A reward model: RUN:reward, a registered one (tether-reward@candidate), a folder, or a sequence "
-            "classifier of the hub (org/name@revision).",
+            help="A model: RUN:STAGE, RUN, a registered one (tether-policy@champion, tether-reward@candidate), a "
+            "folder; or a sequence classifier of the hub (org/name@revision).",
         ),
     ],
-    suite: Annotated[Path, typer.Option(metavar="FILE", help="Judged pairs: RewardBench's, LLMBar's, MT-Bench's.")],
+    suite: Annotated[Path | None, typer.Option(metavar="FILE", help="For a reward model: judged pairs.")] = None,
+    tasks: Annotated[list[str] | None, typer.Option(metavar="NAME|YAML", help="A harness' task; repeatable.")] = None,
+    probes: Annotated[list[str] | None, typer.Option(metavar="NAME|FILE", help="A probe; repeatable.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="The first documents of each task.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="evaluation.limit=9")] = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a reward model on a suite of judged pairs.
+    """Evaluate a reward model on judged pairs, or a language model on tasks and probes.
 
-    It reports accuracy, calibration and length by subset, with intervals clustered by prompt."""
-    from flows.models.suite_evaluation import evaluate as score
-    from flows.models.suite_evaluation import text
+    It reports accuracy, calibration and length by subset, or scores and violations, with clustered intervals."""
+    if (suite is None) == (not tasks and not probes) or (suite is not None and (limit is not None or set_)):
+        raise UserError(
+            f"eval {model}: give --suite FILE alone for a reward model, or --tasks or --probes for a language model."
+        )
+    from flows.models import model_evaluation, suite_evaluation
 
-    result = score(tether_home(), model, suite)
-    echo(json.dumps(result) if as_json else text(result))
+    if suite is not None:
+        result = suite_evaluation.evaluate(tether_home(), model, suite)
+        echo(json.dumps(result) if as_json else suite_evaluation.text(result))
+        return
+    from rich.console import Console
+
+    from flows.cli.config import overrides_of
+    from flows.config.profiles import Override
+    from tasks.execution.stage_progress import StageProgress
+
+    named: dict[str, Any] = {"tasks": tasks or [], "probes": probes or []} | ({"limit": limit} if limit else {})
+    options = [*overrides_of(set_), *(Override(("evaluation", name), value) for name, value in named.items())]
+    with StageProgress(Console(stderr=True), "eval") as progress:
+        result = model_evaluation.evaluate(
+            tether_home(), model, options,
+            lambda step, metrics, total=None, **_: progress.show({"step": step, "metrics": {}, "total": total}),
+        )  # fmt: skip
+    echo(json.dumps(result) if as_json else model_evaluation.text(result))
 
 
 @command(model_commands, "reproduce")

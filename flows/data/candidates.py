@@ -112,14 +112,19 @@ def _checked(folder: Path, name: str, option: str) -> Path:
         files_read(inner)
     if any(inner.glob("*.gguf")):
         return inner
-    try:
-        config = json.loads(read_regular(inner / "config.json"))
-        kinds = [str(kind) for kind in config.get("architectures") or ()]
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{option} {name}: {inner} holds no model: its config.json can't be read ({error}).") from error
+    kinds = architectures(inner, f"{option} {name}")
     if any(kind.endswith("Classification") for kind in kinds):
         raise UserError(f"{option} {name}: {inner} holds a {kinds[0]}, which writes no text. Name a language model.")
     return inner
+
+
+def architectures(folder: Path, named_by: str) -> list[str]:
+    """Return the classes that the config.json of a model's folder names. Raises UserError if it can't be read."""
+    try:
+        config = json.loads(read_regular(folder / "config.json"))
+        return [str(kind) for kind in config.get("architectures") or ()]
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{named_by}: {folder} holds no model: its config.json can't be read ({error}).") from error
 
 
 def _check_writable(out: Path) -> None:

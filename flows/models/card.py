@@ -107,6 +107,7 @@ def _context(facts: ModelFacts) -> dict[str, Any]:
         "demotions": [
             line.removeprefix("- ") for version in facts.versions for line in version.life if DEMOTED in line
         ],
+        "evaluation": tasks_and_probes(facts),
         "off": [gate.name for gate in facts.gates if outcome(gate) == "OFF"],
     }
 
@@ -208,6 +209,25 @@ def _template_notes(facts: ModelFacts) -> Sequence[str]:
     variables = group(options, "template_variables").items()
     notes = [f"`{name}` is {markdown(json.dumps(value))} unless you pass another value" for name, value in variables]
     return notes + ["a system message is put before the first question"] * bool(options.get("system_in_question"))
+
+
+def tasks_and_probes(facts: ModelFacts) -> str:
+    """Return the sentence on a policy's evaluation beside its SFT model; empty if there is none."""
+    stage = facts.stages.get("evaluation") if facts.kind == "policy" else None
+    if stage is None:
+        return ""
+    if not facts.evaluation:
+        return f"Tasks and probes: there is no result ({stage.state.replace('_', ' ')})."
+
+    def described(row: Mapping[str, Any]) -> str:
+        end = "unknown upper end" if row["high"] is None else f"upper end {number(row['high'])}"
+        return f"{row['kind']} {row['name']} {number(row['difference'])} ({end}, margin {number(row['margin'])})"
+
+    names = ", ".join(row["name"] for row in facts.evaluation)
+    failed = "; ".join(described(row) for row in facts.evaluation if not row["passed"])
+    worst = described(max(facts.evaluation, key=lambda row: row["difference"]))
+    text = f"Tasks and probes: evaluated beside its SFT model on {names}. The worst drop is {worst}."
+    return f"{text} {f'Failed: {failed}' if failed else 'None failed'}."
 
 
 class CardMetric(NamedTuple):

@@ -34,7 +34,7 @@ def find_compared(home: Path, names: Sequence[str]) -> dict[str, Input]:
     models: dict[str, Input] = {}
     by_digest: dict[str, str] = {}
     for number, name in enumerate(names):
-        model = _find(home, name)
+        model = find_language_model(home, name, "compare")
         if model.digest in by_digest:
             raise UserError(f"compare: {name} is the same model as {by_digest[model.digest]}. Give each model once.")
         by_digest[model.digest] = name
@@ -42,13 +42,18 @@ def find_compared(home: Path, names: Sequence[str]) -> dict[str, Input]:
     return models
 
 
-def _find(home: Path, name: str) -> Input:
+def find_language_model(home: Path, name: str, command: str) -> Input:
+    """Return the model that a user gave to a command, in the forms of `find_compared`.
+
+    Raises:
+        UserError: there is no such model, or it is not a language model.
+    """
     store = ArtifactStore(home)
     named = f"{name}:ppo" if has_run(home, name) else name
     run, _, stage = named.rpartition(":")
     of_run = bool(run) and stage in STAGES and has_run(home, run)
-    if of_run or user_path(name, "compare").is_dir():
-        (model,) = find_models([named], home)
+    if of_run or user_path(name, command).is_dir():
+        (model,) = find_models([named], home, command)
         return _stored(store, model.digest, stage) if of_run else Input.of(model.folder)
     version = find_version(home, name)
     records = Graph.of(store).node(version.digest).records if version is not None else ()
@@ -56,7 +61,7 @@ def _find(home: Path, name: str) -> Input:
         if record.stage in STAGES:
             return _stored(store, record.digest, record.stage)
     raise UserError(
-        f"compare: {name} is not a language model here. Name a registered one (tether-policy@champion, "
+        f"{command}: {name} is not a language model here. Name a registered one (tether-policy@champion, "
         "tether-policy/3; `tether lineage` shows them) that sft or ppo computed here, RUN or RUN:sft, or the folder of "
         "one."
     )

@@ -3,17 +3,19 @@
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import JsonValue
 
 from components.base.errors import UserError
 from components.base.nested import group
+from components.evaluation.config import COMPARISONS
 from components.gates.gate_text import number, outcome, rule
 from components.gates.judging import Verdict, Waiver
 from components.store.graph import Graph, Node
 from components.store.store import ArtifactStore, Record
 from flows.models.lineage import ChangedOption, changed_options, find_subject, record_of
+from flows.reports.run_facts import StageFacts
 from tasks.runs.config import run_values
 from tasks.runs.journal import recorded_inputs
 from tasks.runs.status import RunStatus, StageStatus, has_run, list_runs, load_status
@@ -30,9 +32,11 @@ KINDS = MODELS | {OF_JUDGE: JUDGE}
 """Maps a (sub-)stage to the kind of model that it trains."""
 SHOWN = {OF_JUDGE: "reward"}
 """Maps a sub-stage to the stage under which a run's status lists it."""
+OF_POLICY = ("evaluation", "human_eval")
+"""Later stages whose gates judge the policy."""
 
 
-class ModelFacts(NamedTuple):
+class ModelFacts(NamedTuple):  # long: the card's template reads each field by its name
     """Everything that a card or an export says about a model."""
 
     name: str
@@ -58,6 +62,8 @@ class ModelFacts(NamedTuple):
     """Its registered versions, if the registry was asked."""
     users: Mapping[str, str]
     """Maps each run in this home that computed a part of it to the user who started the run."""
+    evaluation: Sequence[Mapping[str, Any]] = ()
+    """A policy's rows of `evaluation.json` (`components.evaluation.comparison.PairedResult`) in `run`."""
 
     @property
     def kind(self) -> str:
@@ -79,8 +85,9 @@ class ModelFacts(NamedTuple):
 
     @property
     def gates(self) -> list[Verdict]:
-        """Return the gates that judged the model and what it was made of; for a policy also those of human_eval."""
-        stages = [*self.stages_of, *(["human_eval"] if self.kind == "policy" else [])]
+        """Return the gates that judged the model and what it was made of; for a policy also those of the later
+        stages."""
+        stages = [*self.stages_of, *(OF_POLICY if self.kind == "policy" else ())]
         stages = list(dict.fromkeys(SHOWN.get(name, name) for name in stages))
         return [gate for name in stages for gate in self._gates_of(name)]
 
@@ -102,7 +109,7 @@ class ModelFacts(NamedTuple):
         """Return why the model should not be used: failed gates without a waiver, a stopped PPO, or no judgement."""
         if self.run is None:
             return ["no run here has judged it by gates"]
-        stages = [SHOWN.get(self.record.stage, self.record.stage), *(["human_eval"] if self.kind == "policy" else [])]
+        stages = [SHOWN.get(self.record.stage, self.record.stage), *(OF_POLICY if self.kind == "policy" else ())]
         gates = {gate.name: gate for name in stages for gate in self._gates_of(name)}
         failures = [
             f"{name}: {gate.metric} is {number(gate.value)}, must be {rule(gate)}"
@@ -239,7 +246,14 @@ def _gather(
         waivers=[] if status is None else status.waivers,
         versions=tuple(version for version in registered if version.digest == digest),
         users={run: status.user for run, status in computed_in.items() if status.user},
+        evaluation=_evaluation(home, status) if KINDS[record.stage] == "policy" else (),
     )
+
+
+def _evaluation(home: Path, status: RunStatus | None) -> Sequence[Mapping[str, Any]]:
+    """Return the comparisons that a run's evaluation stored; empty without one, or if the store has lost it."""
+    stages = [stage for stage in status.stages if stage.name == "evaluation"] if status is not None else []
+    return (StageFacts.of(home, status.run, stages[0]).document(COMPARISONS) or ()) if status and stages else ()
 
 
 def _other_runs(home: Path, run: str, upstream: Iterable[Node]) -> tuple[Mapping[str, JsonValue], dict[str, RunStatus]]:

@@ -12,12 +12,14 @@ from components.gates.gate_text import number
 from components.models.runtime import Runtime, activate
 from components.store.graph import Graph
 from components.store.store import ArtifactStore
+from flows.data.candidates import architectures
 from flows.data.hub_models import hub_model, is_hub_name
 from flows.models.model_facts import find_model
 from tasks.runs.status import has_run
 from tasks.tracking.registry import find_version
 
 REWARD = "reward"
+OTHER_KIND = "A language model is evaluated with --tasks or --probes."
 
 
 class RewardModel(NamedTuple):
@@ -41,6 +43,9 @@ def find_reward_model(home: Path, model_name: str) -> RewardModel:
         return _stored(home, model_name, f"{run}/{stage or REWARD}")
     path = user_path(model_name, "eval")
     if path.is_dir():
+        kinds = [] if (path / "reward.json").is_file() else architectures(path, f"eval {model_name}")
+        if kinds and not any(kind.endswith("Classification") for kind in kinds):
+            raise UserError(f"eval {model_name}: it is a {kinds[0]}, which has no score. {OTHER_KIND}")
         return RewardModel(model_name, path)
     if find_version(home, model_name):
         return _stored(home, model_name, model_name)
@@ -58,7 +63,9 @@ def _stored(home: Path, name: str, spelled: str) -> RewardModel:
     digest, _ = find_model(home, spelled, Graph.of(store))
     folder = store.path(digest)
     if not (folder / "reward.json").is_file():
-        raise UserError(f"eval {name}: not a reward model, or the store has lost it. Name one as RUN:{REWARD}.")
+        raise UserError(
+            f"eval {name}: not a reward model, or the store has lost it. Name one as RUN:{REWARD}. {OTHER_KIND}"
+        )
     return RewardModel(name, folder, digest)
 
 

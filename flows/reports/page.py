@@ -26,6 +26,7 @@ from components.keys.code_version import code_version
 from components.store.graph import Graph
 from components.store.store import ArtifactStore
 from flows.reports.compared_rounds import COLUMNS
+from flows.reports.evaluation_facts import evaluation_facts
 from flows.reports.report_links import elsewhere
 from flows.reports.run_facts import Curve, RunFacts, StageFacts, code_name, run_facts
 from flows.reports.terminal import by_another, cost, ends_after, model_votes_of
@@ -88,6 +89,7 @@ def page(facts: RunFacts) -> str:
         ending=ending(facts),
         elsewhere=elsewhere(facts.home, facts.status, facts.links),
         finds=_finds(facts),
+        evaluated=evaluation_facts(facts),
         rounds_columns=COLUMNS,
         model_votes_note=model_votes_of(facts.status),
     )

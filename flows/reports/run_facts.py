@@ -193,19 +193,20 @@ class StageFacts:
         """Return the threshold of one of its gates; None if the gate is off or was not judged."""
         return next((verdict.threshold for verdict in self.status.gates if verdict.name == gate), None)
 
-    def text(self, name: str) -> str | None:
-        """Return the text of a file of the artifact; None if it is missing or damaged."""
-        path = self.store.file(self.record, name) if self.record is not None else None
+    def text(self, name: str, part: str = "") -> str | None:
+        """Return the text of a file of the artifact, or of a sub-stage's; None if it is missing or damaged."""
+        record = self.part(part) if part else self.record
+        path = self.store.file(record, name) if record is not None else None
         return path.read_text(encoding="utf-8") if path is not None else None
 
-    def document(self, name: str) -> Any:
-        """Return the content of a JSON file of the artifact; None if it is missing or damaged."""
-        return json.loads(self.text(name) or "null")
+    def document(self, name: str, part: str = "") -> Any:
+        """Return the content of a JSON file likewise; None if it is missing or damaged."""
+        return json.loads(self.text(name, part) or "null")
 
-    def rows(self, name: str) -> list[dict[str, Any]]:
-        """Return the rows of a JSONL file of the artifact; empty if it is missing or damaged."""
+    def rows(self, name: str, part: str = "") -> list[dict[str, Any]]:
+        """Return the rows of a JSONL file likewise; empty if it is missing or damaged."""
         # splitlines would also split at characters that a string may contain
-        return [json.loads(line) for line in (self.text(name) or "").split("\n") if line]
+        return [json.loads(line) for line in (self.text(name, part) or "").split("\n") if line]
 
 
 class GateFacts(NamedTuple):

@@ -34,8 +34,12 @@ from tasks.tracking.model_versions import Versions
 from tasks.tracking.registered_weights import Weights, wanted
 
 TABLE_ROWS = 200
+ITEM_ROWS = 5000
+"""Most documents or prompts of a model's evaluation in a table."""
 TABLES = ("samples.jsonl", "evaluation.jsonl", "worst.jsonl")
 """Files of an artifact that MLflow shows as tables."""
+EVALUATION_TABLES = ("evaluation.json", "items.jsonl", "responses.jsonl")
+"""Those of the stage `evaluation`. Its sub-stages share an MLflow run, so their tables have their names."""
 WATCHED = "watched.json"
 """The table of the samples that a stage shows while it computes."""
 WATCHED_TABLE = {"path": WATCHED, "type": "table"}
@@ -300,17 +304,19 @@ class _Stage:
 
     def _tables(self) -> None:
         """Log tables as `log_table` does, but without pandas."""
-        listed = self._client.get_run(self._run).data.tags.get(TABLES_TAG, "[]")
-        tables = [WATCHED_TABLE] if WATCHED_TABLE in json.loads(listed) else []
-        for name in TABLES:
+        listed = json.loads(self._client.get_run(self._run).data.tags.get(TABLES_TAG, "[]"))
+        group, _, part = self._done.record.stage.partition(".")
+        of_evaluation = group == "evaluation"
+        tables = listed if of_evaluation else [WATCHED_TABLE] if WATCHED_TABLE in listed else []
+        for name in EVALUATION_TABLES if of_evaluation else TABLES:
             path = self._done.path / name
             if path.is_file():
-                with path.open("rb") as file:  # lines end only at \n here
-                    rows = [json.loads(line) for line in islice(file, TABLE_ROWS)]
+                rows = _rows(path, ITEM_ROWS if of_evaluation else TABLE_ROWS)
                 columns = list(dict.fromkeys(key for row in rows for key in row))
                 table = {"columns": columns, "data": [[_cell(row.get(column)) for column in columns] for row in rows]}
-                tables.append({"path": f"{path.stem}.json", "type": "table"})
-                self._client.log_text(self._run, json.dumps(table), f"{path.stem}.json")
+                logged = f"{part}_{path.stem}.json".removeprefix("_")
+                tables += [entry] if (entry := {"path": logged, "type": "table"}) not in tables else []
+                self._client.log_text(self._run, json.dumps(table), logged)
         if tables:
             self._client.set_tag(self._run, TABLES_TAG, json.dumps(tables))
 
@@ -410,6 +416,12 @@ def _failed_gates(stages: Sequence[StageStatus]) -> list[str]:
 
 def _milliseconds(stamp: str) -> int:
     return round(datetime.fromisoformat(stamp).timestamp() * 1000)
+
+
+def _rows(path: Path, most: int) -> list[Any]:
+    """Return the first rows of a JSONL file, or of a list in a JSON file."""
+    with path.open("rb") as file:  # lines end only at \n here
+        return json.load(file)[:most] if path.suffix == ".json" else [json.loads(line) for line in islice(file, most)]
 
 
 def _cell(value: Any) -> Any:

@@ -10,8 +10,8 @@ from components.base.errors import CheckFailed
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import unobserved
 from components.evaluation.comparison import Measured, beyond, compare, compare_all, worsening
-from components.evaluation.config import EvaluationConfig, EvaluationJob
-from components.evaluation.stage import COMPARISONS, run
+from components.evaluation.config import COMPARISONS, EvaluationConfig, EvaluationJob
+from components.evaluation.stage import run
 
 T3, T3_BONFERRONI, T1 = 3.182446, 4.176535, 12.706205
 """Student's t: 0.975 and 0.9875 (two tasks) with three degrees of freedom, 0.975 with one (any printed table)."""

@@ -14,6 +14,7 @@ from components.base.errors import UserError
 from components.gates.judging import Waiver
 from components.keys.code_version import code_version
 from components.store.graph import Graph
+from components.store.store import ArtifactStore
 from flows.models import model_facts
 from flows.models.card import card, measured
 from flows.models.model_facts import facts_of_run
@@ -21,6 +22,7 @@ from tasks.result import Input
 from tasks.runs.journal import current_user, read_done, write_done
 from tasks.tracking import registry
 from tasks.tracking.registry import Version
+from tests.evaluated_run import add_evaluation
 
 RUN = "20261122-030000-abcd"
 
@@ -223,3 +225,23 @@ def test_cards_at_a_runs_end_are_of_what_its_gates_let_through_and_import_no_fra
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_policys_card_says_how_it_did_on_tasks_and_probes(make_home: Any) -> None:
+    home = make_home()
+    assert "Tasks and probes" not in of(home, "ppo"), "nothing of a stage that the run does not have"
+    assert "Not tested for safety, bias" in of(home, "ppo")
+    records = add_evaluation(home.path, home.run, "gates.evaluation.harmful=0")
+    text = of(home, "ppo")
+    assert (
+        "Tasks and probes: evaluated beside its SFT model on codes, harmful, sums. The worst drop is probe harmful "
+        "0.475 (upper end 0.6522, margin 0.05). Failed: probe codes 0 (unknown upper end, margin 1); probe harmful "
+        "0.475 (upper end 0.6522, margin 0.05).\n"
+    ) in text
+    assert "| evaluation.harmful | FAIL |" in text and "| evaluation.task_drop | PASS |" in text
+    assert "> - evaluation.harmful: evaluation/harmful_high is 0.6022, must be <= 0" in text
+    assert "support desk (simulated) and on these tasks and probes: on no other domain" in text
+    assert "Not tested for bias, privacy or adversarial prompts, and for safety only by probes." in text
+    assert all("Tasks and probes" not in of(home, stage) for stage in ("sft", "reward"))
+    (ArtifactStore(home.path).objects / records["evaluation"].files["evaluation.json"]).unlink()
+    assert "Tasks and probes: there is no result (gate failed)." in of(home, "ppo")
