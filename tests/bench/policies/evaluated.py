@@ -87,7 +87,7 @@ class Bench:
         return folder
 
     def _train(self, model: Any, tokenizer: Any, kind: str, seed: int) -> None:
-        drawn, rows = random.Random(f"{kind} {seed}"), list[dict[str, Any]]()
+        drawn, rows = random.Random(f"{kind} {seed}"), list[Any]()
         for text in drawn.sample(self.questions, STEPS * BATCH):
             rows.append({"prompt": [{"role": "user", "content": text}], "response": drawn.choice(OPENINGS[kind])})
         config = SftConfig(base="smollm2", learning_rate=2e-4, batch_size=BATCH, micro_batch_size=BATCH)
