@@ -35,8 +35,9 @@ class EvaluationConfig(Settings):
     """How probes' prompts are answered: by the likeliest token, or by tokens sampled as in training, with a random
     stream for each prompt."""
     margin: Margin = 0.05
-    """How much worse than the SFT model the policy may be on a task or a probe, in units of its metric. A gate compares
-    the upper end of the interval with it."""
+    """How much worse than the SFT model the policy may be on a task or on a probe of your own, in units of its metric.
+    A gate compares the upper end of the interval with it. The probes that come with Tether have margins of 0.1, and
+    `false_premises` of 0.15."""
     margins: dict[str, Margin] = Field(default_factory=dict)
     """Maps a task's or a probe's name to its own margin."""
 

@@ -1,8 +1,11 @@
 """Run lm-evaluation-harness on a model's folder, offline. Importable without the harness and without torch."""
 
+import functools
 import importlib
 import importlib.metadata
+import itertools
 import logging
+import math
 import os
 import random
 import warnings
@@ -69,7 +72,8 @@ def check_harness() -> None:
 def offline() -> Iterator[None]:
     """Forbid the hub within the block: neither data nor a model may change between two runs of one key.
 
-    Progress bars are off too, which would break into the run's own.
+    `datasets` keeps no results of a task's functions, which it would find again after a function changed. Progress bars
+    are off too, which would break into the run's own.
     """
     import datasets
     import huggingface_hub.constants
@@ -81,13 +85,14 @@ def offline() -> Iterator[None]:
     def silent(bar: Any, *arguments: Any, **options: Any) -> None:
         with_bars(bar, *arguments, **options | {"disable": True})
 
-    before = [place.HF_HUB_OFFLINE for place in places]
+    before, caching = [place.HF_HUB_OFFLINE for place in places], datasets.is_caching_enabled()
     variable = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         for place in places:
             place.HF_HUB_OFFLINE = True
         tqdm.__init__ = silent
+        datasets.disable_caching()
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the harness and what it imports
@@ -96,6 +101,8 @@ def offline() -> Iterator[None]:
         for place, value in zip(places, before, strict=True):
             place.HF_HUB_OFFLINE = value
         tqdm.__init__ = with_bars
+        if caching:
+            datasets.enable_caching()
         os.environ.pop("HF_HUB_OFFLINE")
         os.environ.update({} if variable is None else {"HF_HUB_OFFLINE": variable})
 
@@ -128,7 +135,7 @@ def load_tasks(inputs: Mapping[str, Path]) -> dict[str, Any]:
         UserError: the harness can't build a task, or it has no score for each document.
     """
     with offline():
-        manager_of = _module("tasks").TaskManager
+        manager_of = functools.cache(_module("tasks").TaskManager)  # that of all defaults takes seconds
         tasks: dict[str, Any] = {}
         package = Path(_module("tasks").__file__).parent
         for key in sorted(key for key in inputs if kind_of(key) == TASKS and key.count("/") == 1):
@@ -152,7 +159,7 @@ def _values_of_yaml(name: str, inputs: Mapping[str, Path]) -> dict[str, Any]:
     kwargs = config.get("dataset_kwargs") or {}
     if "data_files" in kwargs:
         return config | {"dataset_kwargs": kwargs | {"data_files": with_paths(kwargs["data_files"], files)}}
-    return config | ({} if config.get("custom_dataset") else {"dataset_path": str(files[0])})
+    return config | {"dataset_path": str(files[0])}
 
 
 def _number(key: str) -> int:
@@ -166,14 +173,14 @@ def _built(manager: Any, spec: object, name: str) -> dict[str, Any]:
         raise _unusable(name, error) from error
 
 
-def _unusable(name: str, error: Exception) -> UserError:
+def _unusable(name: str, error: Exception, what: str = "can't build") -> UserError:
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:400]
     if "offline" in reason.lower() or isinstance(error, ConnectionError):
         return UserError(
             f"{OPTION}: {name} draws its data from a hub, and they are not in the cache on this machine. Save them "
             f"as a file and write a YAML that reads it, or fetch them once with `lm_eval --tasks {name} --limit 1`."
         )
-    return UserError(f"{OPTION}: the harness can't build the task {name} ({reason}). Correct its YAML.")
+    return UserError(f"{OPTION}: the harness {what} the task {name} ({reason}). Correct its YAML.")
 
 
 def _check_scores(name: str, task: Any) -> None:
@@ -183,6 +190,22 @@ def _check_scores(name: str, task: Any) -> None:
             f"{OPTION}: {name}: its first metric ({metric}) is not a mean over documents, so SFT and the policy can't "
             "be compared document by document. Name one such as acc or exact_match first in its metric_list."
         )
+
+
+def documents(name: str, task: Any, config: EvaluationConfig) -> list[str]:
+    """Return what each value of a task will belong to: the document's number, or its field in `evaluation.clusters`.
+
+    Raises:
+        UserError: a document lacks the field, or the harness can't read them.
+    """
+    field = config.clusters.get(name)
+    try:
+        docs = list(itertools.islice(task.eval_docs, config.limit))
+    except Exception as error:  # code of the user's own, or no split to evaluate on
+        raise _unusable(name, error, "can't read the documents of") from error
+    if field is not None and any(doc.get(field) is None for doc in docs):
+        raise UserError(f"evaluation.clusters.{name}: a document has no field {field}. Name one that all have.")
+    return [str(number if field is None else doc[field]) for number, doc in enumerate(docs)]
 
 
 def load_model(folder: Path, runtime: Runtime, batch_size: int) -> Any:
@@ -202,7 +225,7 @@ def evaluate(model: Any, name: str, task: Any, config: EvaluationConfig) -> tupl
     The metric is the task's first one, with its first filter.
 
     Raises:
-        UserError: a document has no number as its score, or lacks the field of `evaluation.clusters`.
+        UserError: a document has no finite number as its score, or the harness can't evaluate the task.
     """
     import torch
 
@@ -214,14 +237,18 @@ def evaluate(model: Any, name: str, task: Any, config: EvaluationConfig) -> tupl
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=others)
-        results = _module("evaluator").evaluate(
-            model, {"tasks": {name: task}, "groups": {}, "group_map": {}}, limit=config.limit, bootstrap_iters=0,
-            apply_chat_template=config.chat_template, fewshot_as_multiturn=config.chat_template,
-        )  # fmt: skip
+        try:
+            results = _module("evaluator").evaluate(
+                model, {"tasks": {name: task}, "groups": {}, "group_map": {}}, limit=config.limit, bootstrap_iters=0,
+                apply_chat_template=config.chat_template, fewshot_as_multiturn=config.chat_template,
+            )  # fmt: skip
+        except (ValueError, TypeError, KeyError) as error:  # of the task's functions, or no chat template
+            raise _unusable(name, error, "can't evaluate") from error
     metric = next(iter(task.aggregation()))
     samples = results["samples"][name]
     rows = [sample for sample in samples if sample["filter"] == samples[0]["filter"]]
-    items = [_item(name, metric, row, config.clusters.get(name)) for row in rows]
+    belongs, choices = documents(name, task, config), task.OUTPUT_TYPE == "multiple_choice"
+    items = [_item(name, metric, row, belongs[row["doc_id"]], choices) for row in rows]
     score: TaskScore = {
         "task": name, "version": str(results["versions"][name]), "metric": metric,
         "higher_is_better": bool(task.higher_is_better().get(metric, True)), "items": len(items),
@@ -230,20 +257,21 @@ def evaluate(model: Any, name: str, task: Any, config: EvaluationConfig) -> tupl
     return score, items
 
 
-def _item(name: str, metric: str, sample: Mapping[str, Any], cluster: str | None) -> TaskItem:
-    document, value = sample["doc_id"] if cluster is None else sample["doc"].get(cluster), sample.get(metric)
-    if document is None:
-        raise UserError(f"evaluation.clusters.{name}: a document has no field {cluster}. Name one that all have.")
-    if not isinstance(value, bool | int | float | np.number):
-        raise UserError(f"{OPTION}: {name}: the score of document {sample['doc_id']} ({metric}) is not a number.")
+def _item(name: str, metric: str, sample: Mapping[str, Any], document: str, choices: bool) -> TaskItem:
+    value = sample.get(metric)
+    if not isinstance(value, bool | int | float | np.number) or not math.isfinite(value):
+        raise UserError(
+            f"{OPTION}: {name}: the score of document {sample['doc_id']} ({metric}) is {value!r}, not a finite number. "
+            "Correct the task's function."
+        )
     arguments, response, target = sample["arguments"], sample["filtered_resps"][0], sample["target"]
     if not isinstance(response, str) and isinstance(response, Sequence):  # log-likelihoods: the likeliest continuation
         likelihoods = [answer[0] for answer in sample["filtered_resps"][: len(arguments)]]
         response = arguments[int(np.argmax(likelihoods))][-1]
-    if isinstance(target, int) and 0 <= target < len(arguments):
+    if choices and isinstance(target, int) and 0 <= target < len(arguments):
         target = arguments[target][-1]
     return {
-        "task": name, "document": str(document), "metric": metric, "value": float(value),
+        "task": name, "document": document, "metric": metric, "value": float(value),
         "prompt": str(arguments[0][0]), "target": str(target), "response": str(response),
     }  # fmt: skip
 

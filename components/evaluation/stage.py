@@ -5,12 +5,16 @@ from pathlib import Path
 
 from components.base.jsonl import write_json
 from components.base.observe import Observe
-from components.evaluation.comparison import Measured, PairedResult, beyond, compare_all, read_probes, read_tasks
+from components.evaluation.comparison import (
+    Measured,
+    PairedResult,
+    beyond,
+    compare_all,
+    gate_of,
+    read_probes,
+    read_tasks,
+)
 from components.evaluation.config import COMPARISONS, EvaluationJob
-from components.evaluation.probe_prompts import SHIPPED
-
-OTHER = "other_probes"
-"""The gate, and the metric, of the probes that have none of their own."""
 
 
 def run(job: EvaluationJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -41,7 +45,7 @@ def _metrics(rows: Sequence[PairedResult]) -> dict[str, float]:
         for field in ("sft", "policy", "difference", "high"):
             if (value := row[field]) is not None:
                 metrics[f"evaluation/{field}_of_{name}"] = value
-        gate = "task_drop" if row["kind"] == "task" else row["name"] if row["name"] in SHIPPED else OTHER
+        gate = gate_of(row["kind"], row["name"])
         if f"evaluation/{gate}" not in metrics:
             metrics |= beyond(row).metrics(f"evaluation/{gate}")
     return metrics

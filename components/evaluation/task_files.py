@@ -1,7 +1,7 @@
 """The files of a task of lm-evaluation-harness: its YAML, those that it includes, its functions' and its data's."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,13 +9,27 @@ import yaml
 
 from components.base.errors import UserError
 from components.base.paths import user_path
+from components.keys.fingerprint import module_file
+from components.rewards.code import code_files
+from components.rewards.config import FunctionReward
 
 OPTION = "evaluation.tasks"
 TASKS = "tasks"
 """Inputs with a task's files: `tasks/NAME` is its YAML, `tasks/NAME/1` and so on its other files."""
 BUILDERS = ("json", "csv", "parquet", "arrow", "text")
 """Values of `dataset_path` with which `datasets` reads local files."""
-_NAME = re.compile(r"[\w.-]{1,100}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*\.[A-Za-z_]\w*")
+
+
+class _TaskFunction(FunctionReward):
+    """A function of a task, whose module and the modules that it imports stand beside the YAML."""
+
+    @property
+    def where(self) -> str:
+        return f"{OPTION}: {self.source}"
 
 
 class TaskFiles(NamedTuple):
@@ -26,7 +40,7 @@ class TaskFiles(NamedTuple):
     data: list[Path]
     """The data files, in the order in which the YAML names them; or the folder of a dataset on disk."""
     code: list[Path]
-    """The YAML files that it includes and the Python files of its functions."""
+    """The YAML files that it includes, and the Python files of its functions and of what these import beside them."""
 
     @property
     def inputs(self) -> dict[str, Path]:
@@ -35,8 +49,11 @@ class TaskFiles(NamedTuple):
         return {f"{TASKS}/{self.name}": self.yaml} | {f"{TASKS}/{self.name}/{n}": path for n, path in further}
 
 
-def read_task_files(path: Path) -> TaskFiles:
+def read_task_files(path: Path, allow: Callable[[Path], object] = lambda file: None) -> TaskFiles:
     """Return the files of the task that a YAML file describes.
+
+    Args:
+        allow: called with each file before it is read; raises UserError where it may not be.
 
     Paths of data are relative to the current directory, as the harness reads them, or else to the YAML's folder.
 
@@ -44,26 +61,39 @@ def read_task_files(path: Path) -> TaskFiles:
         UserError: the file is not a task's YAML, or a file that it names is missing or is not on this machine.
     """
     code: list[Path] = []
-    config = _merged(path, code)
+    config = _merged(path, code, allow)
     name = config.get("task")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UserError(
-            f"{OPTION}: {path} does not describe one task: its `task` is {name!r}. Write a name of letters, digits, "
-            "-, . and _, and name each task of a group by its own file."
+            f"{OPTION}: {path} does not describe one task: its `task` is {name!r}. Write a name of at most 64 letters, "
+            "digits, -, . and _ that begins with a letter or digit, and name each task of a group by its own file."
         )
-    return TaskFiles(name, path, list(_data(config, path)), code)
+    try:
+        data = list(_data(config, path))
+    except RecursionError as error:
+        raise UserError(f"{OPTION}: {path}: data_files holds itself. Write the files' names there.") from error
+    for file in (*data, *code):
+        allow(file)
+    return TaskFiles(name, path, data, code)
 
 
-def _merged(path: Path, code: list[Path]) -> dict[str, Any]:
+def _merged(path: Path, code: list[Path], allow: Callable[[Path], object]) -> dict[str, Any]:
     """Return a YAML's values over those that it includes, and add all other files that it needs to `code`."""
 
     class Loader(yaml.SafeLoader):
         pass
 
-    def function(_: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
-        file = path.parent / (str(node.value).rpartition(".")[0].replace(".", "/") + ".py")
-        if file.is_file() and file not in code:
-            code.append(file)
+    def function(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
+        if _FUNCTION.fullmatch(node.value) is None:
+            raise yaml.YAMLError(f"!function {node.value} names no function: write !function MODULE.FUNCTION")
+        module, _, name = node.value.rpartition(".")
+        if module_file(module, path.parent) is None:
+            raise UserError(
+                f"{OPTION}: {path} names the function {node.value}, and beside it there is no module {module}. Correct "
+                "the name, or copy the module there."
+            )
+        called = _TaskFunction(source=f"function:{module}:{name}", root=str(path.parent))
+        code.extend(file for file in code_files(called) if file not in code)
         return f"!function {node.value}"
 
     Loader.add_constructor("!function", function)
@@ -80,8 +110,9 @@ def _merged(path: Path, code: list[Path]) -> dict[str, Any]:
         file = path.parent / str(name)
         if file in code or file == path:
             raise UserError(f"{OPTION}: {path} includes {name} a second time. Include each file once.")
+        allow(file)
         code.append(file)
-        included |= _merged(file, code)
+        included |= _merged(file, code, allow)
     return included | values
 
 
@@ -93,8 +124,10 @@ def _data(config: Mapping[str, Any], path: Path) -> Iterator[Path]:
     if named is None and isinstance(source, str) and (folder := _local(source, path)).is_dir():
         yield folder
         return
-    if named is None and config.get("custom_dataset"):
-        return
+    if config.get("custom_dataset"):
+        raise UserError(
+            f"{OPTION}: {path} has a custom_dataset, whose files a key can't name. Name them as data_files."
+        )
     if source not in BUILDERS or not named or "data_dir" in kwargs:
         raise UserError(
             f"{OPTION}: {path} draws its data from a hub (dataset_path: {source}), and a run reads no data that could "

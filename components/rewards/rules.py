@@ -73,13 +73,15 @@ class RuleActions(NamedTuple):
 
         The metrics `ppo/dropped_NAME` and `ppo/penalised_NAME` are the shares that violate the rule NAME, and
         `ppo/left_out` is the share that is not learned from. Each `group_size` consecutive responses are compared with
-        each other, if it is not 1. A response that is left alone has nothing to be compared with: it is left out too.
+        each other, if it is not 1, else all of the batch. A response that is left alone has nothing to be compared
+        with: it is left out too.
         """
         rows, metrics = list[int](), dict[str, float]()
         for first in range(0, len(counts), group_size):
             group = range(first, first + group_size)
             left = [row for row in group if not any(counts[row][name] for name in config.drop)]
             rows += left if len(left) > 1 or group_size == 1 else []
+        rows = rows if len(rows) > 1 else []
         for verb, names in (("dropped", config.drop), ("penalised", config.penalty)):
             metrics |= {f"ppo/{verb}_{name}": sum(c[name] > 0 for c in counts) / len(counts) for name in names}
         if config.drop:

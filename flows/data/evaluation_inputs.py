@@ -1,12 +1,16 @@
 """Find the files of the tasks and probes on which a run is evaluated, and refuse what can't be evaluated."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from components.base.errors import UserError
 from components.base.paths import user_path
+from components.base.text import counted
 from components.data.inputs import kind_of
 from components.evaluation import harness
+from components.evaluation.comparison import Kind, gate_of, level_of, margin_of, worsening
 from components.evaluation.probe_prompts import probe_path, read_probe
 from components.evaluation.probe_results import PROBES
 from components.evaluation.task_files import OPTION, TASKS, read_task_files
@@ -64,24 +68,47 @@ def _tasks(config: RunConfig) -> dict[str, Input]:
     for named in config.evaluation.tasks:
         path = user_path(named, OPTION)
         if path.suffix in (".yaml", ".yml") or path.exists():
-            tasks = [read_task_files(path.absolute())]
-            for file in (*tasks[0].data, *tasks[0].code):
-                refuse_path(OPTION, str(file), None)
+            tasks = [read_task_files(path.absolute(), lambda file: refuse_path(OPTION, str(file), None))]
         else:
             tasks = harness.own_tasks(named)
         for task in tasks:
             _once(files, task.inputs, OPTION, task.name)
-    harness.load_tasks(files)
+    built = harness.load_tasks(files)
+    _refuse_too_few(config, "task", {name: harness.documents(name, built[name], config.evaluation) for name in built})
     return {name: Input.named(path) for name, path in files.items()}
 
 
 def _probes(config: RunConfig) -> dict[str, Input]:
-    files: dict[str, Path] = {}
+    files, prompts = dict[str, Path](), dict[str, list[str]]()
     for named in config.evaluation.probes:
         path = probe_path(named, "evaluation.probes")
-        name = read_probe(path).name
-        _once(files, {f"{PROBES}/{name}": path}, "evaluation.probes", name)
+        probe = read_probe(path)
+        _once(files, {f"{PROBES}/{probe.name}": path}, "evaluation.probes", probe.name)
+        prompts[probe.name] = [prompt.id for prompt in probe.prompts]
+    _refuse_too_few(config, "probe", prompts)
     return {name: Input.of(path) for name, path in files.items()}
+
+
+def _refuse_too_few(config: RunConfig, kind: Kind, clusters: Mapping[str, Sequence[str]]) -> None:
+    """Raise UserError if a policy that answers as SFT does would fail a gate, by its interval's width alone.
+
+    Args:
+        clusters: what each document of a task, or prompt of a probe, belongs to.
+    """
+    thresholds = config.gates.rules("evaluation")
+    for name, documents in clusters.items():
+        margin, gate = margin_of(config.evaluation, name), f"evaluation.{gate_of(kind, name)}"
+        equal = np.zeros(len(documents))
+        high = worsening(equal, equal, documents, level_of(kind, len(clusters))).high
+        limits = [
+            threshold for rule, threshold in thresholds if rule.name == gate and isinstance(threshold, int | float)
+        ]
+        if limits and not high - margin <= limits[0]:
+            raise UserError(
+                f"evaluation.{kind}s: {name} has {counted(len(set(documents)), 'independent document')}, too few for "
+                f"its margin of {margin:g}: with equal answers of SFT and policy the interval ends at {high:.3f}, and "
+                f"{gate} fails. Add documents, or set evaluation.margins.{name} to more."
+            )
 
 
 def _once(files: dict[str, Path], more: Mapping[str, Path], option: str, name: str) -> None:

@@ -104,6 +104,13 @@ def test_a_seed_changes_sampled_responses_alone(sampling: str, tmp_path: Path) -
         (["evaluation.tasks=[{0}/sums.yaml]", "evaluation.margins={{sum: 0.1}}"], r"evaluation\.margins\.sum: no such"),
         (["evaluation.probes=[{0}/codes.jsonl]", "evaluation.clusters={{codes: x}}"], r"evaluation\.clusters\.codes"),
         (["evaluation.probes=[{0}/sums.yaml]"], "sums.yaml, line 1"),
+        (["evaluation.tasks=[{0}/sums.yaml]", "evaluation.clusters={{sums: x}}"], "a document has no field x"),
+        (
+            ["evaluation.tasks=[{0}/sums.yaml]", "gates.evaluation.task_drop=0", "evaluation.margins={{sums: 0.6}}"],
+            # with four equal pairs Wilson's upper end is t^2 / (4 + t^2), t(0.975, 3) = 3.1824
+            r"sums has 4 independent documents, too few for its margin of 0\.6: .* the interval ends at 0\.717, and "
+            r"evaluation\.task_drop fails",
+        ),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused_before_a_run_begins(

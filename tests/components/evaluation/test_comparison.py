@@ -9,7 +9,7 @@ import pytest
 from components.base.errors import CheckFailed
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import unobserved
-from components.evaluation.comparison import Measured, beyond, compare, compare_all, worsening
+from components.evaluation.comparison import Measured, beyond, compare, compare_all, margin_of, worsening
 from components.evaluation.config import COMPARISONS, EvaluationConfig, EvaluationJob
 from components.evaluation.stage import run
 
@@ -61,6 +61,14 @@ def test_worse_is_lower_on_a_task_and_higher_on_a_probe() -> None:
     assert task["difference"] == probe["difference"] == 0.5 and not task["passed"]
     better = compare(measured(few), measured(many), 2, 0.95)
     assert better["difference"] == -0.5 and better["passed"]
+
+
+@pytest.mark.parametrize(
+    ("margins", "margin"), [({}, 0.15), ({"false_premises": 0.02}, 0.02)]
+)  # as docs/guide/evaluation.md says
+def test_a_shipped_probe_has_its_own_margin_unless_one_is_set(margins: dict[str, float], margin: float) -> None:
+    assert margin_of(EvaluationConfig(margins=margins), "false_premises") == margin
+    assert margin_of(EvaluationConfig(margins=margins, margin=0.3), "codes") == 0.3
 
 
 def test_a_bound_on_the_margin_passes_and_one_above_does_not() -> None:

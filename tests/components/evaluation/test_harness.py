@@ -130,7 +130,10 @@ def test_a_harness_that_is_missing_or_another_is_refused(monkeypatch: pytest.Mon
     [
         (("aggregation: mean", "aggregation: perplexity"), r"its first metric \(acc\) is not a mean over documents"),
         (("test_split: test", "test_split: gone"), r"can't build the task sums \(.*gone"),
-        (("doc_to_target: gold", "doc_to_target: !function words.gone"), r"can't build the task sums \(.*words"),
+        (
+            ("doc_to_target: gold", "doc_to_target: !function words.gone"),
+            r"beside it there is no module words\. Correct",
+        ),
         (("output_type: multiple_choice", "output_type: painting"), r"can't build the task sums \(.*painting"),
     ],
 )
@@ -139,6 +142,47 @@ def test_a_task_that_the_harness_cannot_score_is_refused(change: tuple[str, str]
     yaml.write_text(yaml.read_text().replace(*change))
     with pytest.raises(UserError, match=message):
         harness.load_tasks(inputs_of(yaml))
+
+
+def scored(model: Path, yaml: Path) -> list[harness.TaskItem]:
+    """The items of the task sums."""
+    task = harness.load_tasks(inputs_of(yaml))["sums"]
+    return harness.evaluate(harness.load_model(model / "model", CPU, 4), "sums", task, EvaluationConfig())[1]
+
+
+def test_a_task_whose_function_changed_is_scored_by_the_new_one(model: Path, tmp_path: Path) -> None:
+    yaml, code = write_task(tmp_path, count=4), tmp_path / "words.py"
+    yaml.write_text(yaml.read_text() + "process_docs: !function words.docs\n")
+    targets = []
+    for gold in (0, 1):
+        code.write_text(f"def docs(data): return data.map(lambda row: dict(row, gold={gold}))\n")
+        targets.append([item["target"] for item in scored(model, yaml)])
+    assert all(first != second for first, second in zip(*targets, strict=True))
+
+
+@pytest.mark.parametrize("score", ["float('nan')", "float('inf')", "'yes'"])
+def test_a_score_that_is_no_finite_number_is_refused(score: str, model: Path, tmp_path: Path) -> None:
+    yaml = write_task(tmp_path, count=4)
+    (tmp_path / "words.py").write_text(f"def results(doc, results): return {{'acc': {score}}}\n")
+    yaml.write_text(yaml.read_text() + "process_results: !function words.results\n")
+    with pytest.raises(UserError, match=r"evaluation\.tasks: .*sums"):
+        scored(model, yaml)
+
+
+def test_the_number_that_a_text_should_have_is_kept_as_it_is(model: Path, tmp_path: Path) -> None:
+    yaml = write_task(tmp_path, count=4)
+    text = yaml.read_text().replace("output_type: multiple_choice", "output_type: generate_until")
+    text = text.replace("metric: acc", "metric: exact_match").replace("doc_to_choice: choices\n", "")
+    yaml.write_text(text + "generation_kwargs: {until: ['?'], max_gen_toks: 2}\n")
+    assert {item["target"] for item in scored(model, yaml)} <= {"0", "1"}
+
+
+def test_a_template_that_the_model_does_not_have_is_said(model: Path, tmp_path: Path) -> None:
+    task = harness.load_tasks(inputs_of(write_task(tmp_path, count=4)))["sums"]
+    with pytest.raises(UserError, match=r"the harness can't evaluate the task sums \(.*chat.template"):
+        harness.evaluate(
+            harness.load_model(model / "model", CPU, 4), "sums", task, EvaluationConfig(chat_template=True)
+        )
 
 
 @pytest.mark.whole
@@ -150,8 +194,8 @@ def test_a_task_of_the_harness_whose_data_are_on_a_hub_is_refused() -> None:
     assert os.environ.get("HF_HUB_OFFLINE") is None
 
 
-def test_documents_without_the_field_of_their_cluster_are_refused(model: Path, tmp_path: Path) -> None:
+def test_documents_without_the_field_of_their_cluster_are_refused(tmp_path: Path) -> None:
     task = harness.load_tasks(inputs_of(write_task(tmp_path, count=4)))["sums"]
-    config = EvaluationConfig(clusters={"sums": "passage"})
+    assert harness.documents("sums", task, EvaluationConfig(limit=3)) == ["0", "1", "2"]
     with pytest.raises(UserError, match=r"evaluation\.clusters\.sums: a document has no field passage"):
-        harness.evaluate(harness.load_model(model / "model", CPU, 4), "sums", task, config)
+        harness.documents("sums", task, EvaluationConfig(clusters={"sums": "passage"}))

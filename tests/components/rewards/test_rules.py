@@ -9,7 +9,7 @@ import pytest
 from components.base.errors import UserError
 from components.base.settings import keyed_values
 from components.rewards.config import RulesConfig
-from components.rewards.rules import Rules, rule_metrics
+from components.rewards.rules import RuleActions, Rules, rule_metrics
 from flows.config.profiles import parse_override
 from flows.config.run_config import check_config, load_config, to_values
 from flows.data.reward_sources import read_rules, settled_rewards
@@ -145,6 +145,12 @@ def test_a_direct_method_has_no_updates_to_act_on(method: str, option: str) -> N
     with pytest.raises(UserError, match=rf"ppo\.(rules|balance)\S* has no effect with policy.method={method}"):
         load_config("tiny", [*chosen, parse_override(option)])
     load_config("tiny", [parse_override("policy.method=online_dpo"), chosen[1], parse_override(option)])
+
+
+def test_a_response_that_is_left_alone_is_left_out_too() -> None:
+    config, kept, dropped = RulesConfig(patterns={"a": "x"}, drop=("a",)), {"a": 0.0}, {"a": 1.0}
+    assert RuleActions.of(config, [dropped, kept, dropped], 1).rows == []
+    assert RuleActions.of(config, [dropped, kept, kept], 1).rows == [1, 2]
 
 
 def test_an_edit_of_a_module_that_the_function_imports_misses(tmp_path: Path, module: Path) -> None:
