@@ -146,7 +146,9 @@ def read_saved(folder: Path, split: str) -> Iterator[RawRow]:
             yield row
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{folder} can't be read after row {number}: {reason}. Save the dataset again.") from error
+        raise UserError(
+            f"{folder} can't be read after row {number}: {reason}. Save the dataset again."
+        ) from error
 
 
 def _rows(dataset: Any) -> Iterator[RawRow]:

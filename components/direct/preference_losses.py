@@ -11,7 +11,9 @@ from torch import Tensor
 from components.reward.losses import bradley_terry_loss
 
 
-def dpo_losses(difference: Tensor, beta: float, share: Tensor | float = 1.0, margin: Tensor | float = 0.0) -> Tensor:
+def dpo_losses(
+    difference: Tensor, beta: float, share: Tensor | float = 1.0, margin: Tensor | float = 0.0
+) -> Tensor:
     """Return -[p log σ(d) + (1 - p) log σ(-d)] with d = β (h_chosen - h_rejected) - m, of the shape of `difference`.
 
     At p = 1 and m = 0 this is DPO (Rafailov et al. 2023, arXiv 2305.18290, equation 7). Votes, label smoothing and the

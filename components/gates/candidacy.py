@@ -61,6 +61,6 @@ def why_no_alias(values: Mapping[str, Any], metrics: Collection[str] | None = No
         return "its profile is for trying things (promote is false)"
     if metrics is None or not (lacking := unjudged(values, metrics)):
         return ""
-    unmet = ", ".join(requirement.what for requirement in lacking)
+    unmet = ', '.join(requirement.what for requirement in lacking)
     options = ", ".join(f"gates.{requirement.gates[0]}" for requirement in lacking)
     return f"its run does not judge {unmet}: set {options}, and rerun human_eval"

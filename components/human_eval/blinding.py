@@ -92,11 +92,7 @@ class AuthoredItem(TypedDict):
 
 
 def blind(
-    chosen: Sequence[Chosen],
-    sft: Sequence[str],
-    policy: Sequence[str],
-    seed: int,
-    key: bytes = b"",
+    chosen: Sequence[Chosen], sft: Sequence[str], policy: Sequence[str], seed: int, key: bytes = b"",
     repeats: int = 0,
 ) -> tuple[list[Item], str]:
     """Return items in random order with random sides, and the salt without which the key could be guessed by its

@@ -15,7 +15,9 @@ def masked_mean(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Ten
     return x.masked_fill(~mask, 0).sum() / mask.sum()
 
 
-def aggregated(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], how: Aggregation, cap: int) -> Float[Tensor, ""]:
+def aggregated(
+    x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], how: Aggregation, cap: int
+) -> Float[Tensor, ""]:
     """Reduce the losses `x` to one number; every row holds at least one token that counts.
 
     With N responses of lengths |y_i|:
@@ -72,3 +74,4 @@ def total(terms: Sequence[Term]) -> Loss:
         if term.is_metric:
             measures[term.name] = Measure(value.detach(), "loss")
     return sum(losses[1:], losses[0]), measures
+

@@ -17,7 +17,9 @@ config_commands = typer.Typer()
 
 Profile = Annotated[
     str,
-    typer.Argument(help="tiny, demo, demo-long, hh-smollm2, gpu, or a .yaml file.", autocompletion=completion.profiles),
+    typer.Argument(
+        help="tiny, demo, demo-long, hh-smollm2, gpu, or a .yaml file.", autocompletion=completion.profiles
+    ),
 ]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set an option, for example ppo.kl.target=5.")

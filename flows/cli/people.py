@@ -202,7 +202,9 @@ def status(
     ] = None,
     every: Annotated[
         float | None,
-        typer.Option("--watch", metavar="SECONDS", min=1, help="Check this often until all labels are in, then score."),
+        typer.Option(
+            "--watch", metavar="SECONDS", min=1, help="Check this often until all labels are in, then score."
+        ),
     ] = None,
     database: Database = None,
     as_json: Json = False,

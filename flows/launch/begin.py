@@ -305,8 +305,7 @@ def cut_sizes(config: RunConfig) -> list[str]:
         f"{option} is {size}, but reward.scale_responses is {most}, so only {most} are used. Raise "
         f"reward.scale_responses, or lower {option}"
         for option, group, name in sizes
-        if (size := getattr(group, name) or 0) > most
-        and size != type(group).model_fields[name].default
+        if (size := getattr(group, name) or 0) > most and size != type(group).model_fields[name].default
         and is_used(config.policy.method, option)
     ]
 

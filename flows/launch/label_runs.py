@@ -65,7 +65,9 @@ def compare(
     return Launch(ctx, config, sources, [note])
 
 
-def scoring(home: Path, run: str | None, sheets: Path | Sequence[Path], request: Request = DEFAULTS) -> Launch:
+def scoring(
+    home: Path, run: str | None, sheets: Path | Sequence[Path], request: Request = DEFAULTS
+) -> Launch:
     """Continue the run `run` (None: the newest) to score the labels that people wrote into `sheets`.
 
     Args:

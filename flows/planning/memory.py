@@ -297,7 +297,9 @@ class _Planner:
         if sharded:
             unreduced = gradients if self.machine.zero3 else unreduced
             gradients += 2 * FLOAT * max(ends, block)
-        return Trained(FLOAT * count * share, MOMENTS[config.optimizer] * count * share, gradients, unreduced, working)
+        return Trained(
+            FLOAT * count * share, MOMENTS[config.optimizer] * count * share, gradients, unreduced, working
+        )
 
     def _gathered(self, count: int) -> float:
         """Return the bytes that a pass gathers of a sharded model with `count` parameters: both ends and, in the format

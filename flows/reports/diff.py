@@ -94,7 +94,10 @@ def _differing(one: Mapping[str, V | None], other: Mapping[str, V | None]) -> Di
 
 def text(difference: RunDiff) -> str:
     """Return the differences as text."""
-    lines = [f"{run.run}  {line(run.profile)}, {run.state}, {run.seconds:.0f} s" for run in difference.runs]
+    lines = [
+        f"{run.run}  {line(run.profile)}, {run.state}, {run.seconds:.0f} s"
+        for run in difference.runs
+    ]
     if difference.options:
         lines += ["", "options", *(f"  {name}: {_pair(values)}" for name, values in difference.options.items())]
     for stage in difference.stages:

@@ -92,7 +92,9 @@ def _check_ours(file: Path, people: int, ratings: list[str]) -> None:
         raise UserError(f"{file} holds ratings that did not come from the page. Move it away, or give --out DIR.")
 
 
-def write_votes(source: BatchSource, votes: Mapping[str, Sequence[Mapping[str, str]]], out: Path | None = None) -> Path:
+def write_votes(
+    source: BatchSource, votes: Mapping[str, Sequence[Mapping[str, str]]], out: Path | None = None
+) -> Path:
     """Write a row with `prompt`, `a`, `b` and `votes` for each pair that has a vote, and return the file.
 
     Args:

@@ -146,3 +146,5 @@ def _of_rater(
         sum(alike) / len(alike) if alike else None,
         "" if last is None else datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
+
+

@@ -92,7 +92,9 @@ def sample_folder(home: Path, run: str) -> Path:
     return folder
 
 
-def sample_batch(folder: Path, run: Path, overlap: int | None = None, guidelines: str | None = None) -> BatchSource:
+def sample_batch(
+    folder: Path, run: Path, overlap: int | None = None, guidelines: str | None = None
+) -> BatchSource:
     """Return the batch of a run whose sample artifact is `folder`. Other arguments: as `find_batch`."""
     about = json.loads((folder / "sheet.json").read_text(encoding="utf-8"))
     rows = read_rows(folder / "sheet.jsonl")

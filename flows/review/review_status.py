@@ -95,7 +95,9 @@ def as_text(summary: BatchSummary, bound: EarlyBound | None) -> str:
 def as_record(summary: BatchSummary, bound: EarlyBound | None) -> dict[str, Any]:
     """Return the status as a JSON object."""
     return {
-        "raters": [rater._asdict() | {"side_a": rater.side_a and rater.side_a._asdict()} for rater in summary.raters],
+        "raters": [
+            rater._asdict() | {"side_a": rater.side_a and rater.side_a._asdict()} for rater in summary.raters
+        ],
         "kappa": None if summary.kappa is None else summary.kappa.named("kappa"),
         "late": summary.late,
         "undone": summary.undone,

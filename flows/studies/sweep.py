@@ -293,7 +293,9 @@ def _sheet(study: Study, runs: Sequence[str], items: int) -> RunStatus:
     return load_status(study.home, launch.ctx.run)
 
 
-def _samples(home: Path, sweep: Sweep, cells: Mapping[str, Cell], sheets: Sequence[RunStatus]) -> list[Document]:
+def _samples(
+    home: Path, sweep: Sweep, cells: Mapping[str, Cell], sheets: Sequence[RunStatus]
+) -> list[Document]:
     """Return the responses of cells, by name, to the same prompts, without those that raters judge now, on `sheets`."""
     by_name = {}
     for name, cell in cells.items():

@@ -104,7 +104,9 @@ def argilla_votes(data: Data, drafts: bool = False) -> list[dict[str, Any]] | No
             votes = list(zip(*columns, strict=True))
     if votes is None:
         return None
-    return [{"annotator": who, "label": label} for label, who, status in votes if (status == "submitted") is not drafts]
+    return [
+        {"annotator": who, "label": label} for label, who, status in votes if (status == "submitted") is not drafts
+    ]
 
 
 def _one_hot(data: Data, sides: tuple[str, str]) -> dict[str, Any]:
@@ -167,7 +169,9 @@ def _index(data: Data, name: str) -> str:
 
 ARENA = voted_shape("MT-Bench and Chatbot Arena votes", "conversation_a,conversation_b,winner",
                     "judge,turn,model_a,model_b", _arena)  # fmt: skip
-SAFE_RLHF = voted_shape("PKU-SafeRLHF", "prompt,response_0,response_1,better_response_id", PROMPT_FIELDS, _safe_rlhf)
+SAFE_RLHF = voted_shape(
+    "PKU-SafeRLHF", "prompt,response_0,response_1,better_response_id", PROMPT_FIELDS, _safe_rlhf
+)
 SUMMARIES = voted_shape("Learning to summarize comparisons", "info,summaries,choice", "worker", _summaries)
 TWO_RESPONSES = Shape(
     "two responses", "votes",

@@ -13,7 +13,6 @@ from components.models.chat.templates import FIXED
 
 logger = logging.getLogger(__name__)
 
-
 def rendered_prompt(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
     """Return a prompt in the tokenizer's chat template, ending where the response begins."""
     return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **FIXED)
