@@ -190,7 +190,9 @@ def test_every_label_weighs_the_same_in_ktos_loss(stages: Any) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [1, 4])
-def test_mismatched_pairs_take_the_next_responses(size: int, mixed: PolicyPairs, stages: Any, language: Any) -> None:
+def test_mismatched_pairs_take_the_next_responses(
+    size: int, mixed: PolicyPairs, stages: Any, language: Any
+) -> None:
     policy = copy.deepcopy(language.model)
     for parameter in policy.parameters():
         parameter.mul_(1.5)

@@ -296,7 +296,9 @@ def test_labels_out_of_balance_are_warned_of(labelled: Any, tmp_path: Path, inte
         labelled.run("direct", tmp_path, interrupting(1), method="kto", undesirable_weight=3.0)
 
 
-def test_micro_batches_change_no_step_of_single_labels(labelled: Any, with_labels: Undisturbed, tmp_path: Path) -> None:
+def test_micro_batches_change_no_step_of_single_labels(
+    labelled: Any, with_labels: Undisturbed, tmp_path: Path
+) -> None:
     labelled.run("direct", tmp_path, method="kto", micro_batch_size=3)
     histories = (read_rows(out / "artifact/history.jsonl") for out in (tmp_path, with_labels[0]))
     for row, same in zip(*histories, strict=True):
@@ -478,7 +480,9 @@ def test_votes_that_no_pair_has_are_refused(stages: Any, tmp_path: Path) -> None
         stages.run("direct", tmp_path, margin=1.0)
 
 
-def test_a_frozen_model_that_changes_is_refused(stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_model_that_changes_is_refused(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def train(models: Any, *rest: Any) -> Any:
         trained = pair_training.train_on_pairs(models, *rest)
         next(models.sft.parameters()).data.add_(1)

@@ -90,9 +90,8 @@ def test_the_position_bias_is_the_named_raters_upper_end(case: Any) -> None:
     high = brentq(lambda x: x - share - z * math.sqrt(x * (1 - x) / effective), share, 1)
     assert metrics["human_eval/position_bias"] == pytest.approx(0.44)
     assert metrics["human_eval/position_bias_high"] == pytest.approx(high - 0.5)
-    assert (
-        "Rater 3 is named for preferring a side, whichever reply it shows: 47 of 50 ratings for a side are `a`."
-        in (result["named_raters"])
+    assert "Rater 3 is named for preferring a side, whichever reply it shows: 47 of 50 ratings for a side are `a`." in (
+        result["named_raters"]
     )
 
 

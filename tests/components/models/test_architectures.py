@@ -68,20 +68,10 @@ TABLE: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     "Gemma 2": (Gemma2Config, WITH_HEADS | {"sliding_window": 16}),
     "Gemma 3": (Gemma3TextConfig, WITH_HEADS | {"sliding_window": 16}),
     "Mistral": (MistralConfig, LIKE_LLAMA | {"sliding_window": 16}),
-    "MiniCPM 3": (
-        MiniCPM3Config,
-        LIKE_LLAMA
-        | {
-            "num_key_value_heads": 2,
-            "q_lora_rank": 8,
-            "kv_lora_rank": 8,
-            "qk_nope_head_dim": 8,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 8,
-            "head_dim": 8,
-            "dim_model_base": 8,
-        },
-    ),
+    "MiniCPM 3": (MiniCPM3Config, LIKE_LLAMA | {
+        "num_key_value_heads": 2, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+        "v_head_dim": 8, "head_dim": 8, "dim_model_base": 8,
+    }),
     "Phi": (PhiConfig, LIKE_LLAMA | {"num_key_value_heads": 2}),
     "Phi 3": (Phi3Config, LIKE_LLAMA),
     "SmolLM3": (SmolLM3Config, LIKE_LLAMA),

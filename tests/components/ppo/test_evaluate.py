@@ -382,7 +382,6 @@ def test_forgetting_is_the_perplexity_of_held_out_demonstrations_over_sfts(ppo: 
     assert ppo.metrics["policy/demonstration_perplexity_ratio"] == pytest.approx(ratio, rel=1e-4) and ratio > 1.001
     assert ppo.metrics["policy/demonstration_perplexity_ratio_high"] == pytest.approx(high, rel=1e-3)
 
-
 def test_sft_answers_once_and_every_use_has_the_same_texts(stages: Any, tmp_path: Path) -> None:
     """What the reward stage stored is what SFT samples again; a policy that is still SFT gives the same answers; and a
     reward artifact of release 0.1.0, which has none, leads to the same ones."""

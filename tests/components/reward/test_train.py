@@ -192,7 +192,9 @@ def test_heads_that_start_from_zeros_begin_at_the_loss_of_a_coin_and_learn(
 
 
 @pytest.mark.parametrize("lora", [{}, LORA], ids=["whole", "lora"])
-def test_members_start_with_heads_of_their_own(desk: Any, lora: dict[str, Any]) -> None:
+def test_members_start_with_heads_of_their_own(
+    desk: Any, lora: dict[str, Any]
+) -> None:
     job = desk.job("reward", members=2, **lora)
     first = start_model(job, desk.inputs["sft"], 0)
     one, other = (dict(m.named_parameters()) for m in (first, start_model(job, desk.inputs["sft"], 1, first)))

@@ -31,21 +31,12 @@ def recorded(url: str, model: Path) -> dict[str, Any]:
     """What a server, this one or vLLM, answers to each of Tether's requests: JSON by route and status."""
     reload = {"method": "reload_weights", "kwargs": {"weights_path": str(model)}}
     requests: list[tuple[str, Any]] = [
-        ("GET /version", None),
-        ("GET /server_info?config_format=json", None),
-        ("GET /v1/models", None),
-        ("GET /is_sleeping", None),
-        ("POST /collective_rpc", reload),
-        ("POST /reset_prefix_cache", None),
-        ("POST /update_weight_version", {"new_version": "tether-0"}),
-        ("GET /weight_info", None),
-        ("POST /v1/completions", SAMPLED),
-        ("POST /v1/completions", SAMPLED | {"max_tokens": 10_000}),
-        ("POST /v1/completions", SAMPLED | {"stop_token_ids": list(range(1, 300))}),
-        ("GET /no_such_route", None),
-        ("POST /sleep?level=2", None),
-        ("POST /wake_up?tags=weights", None),
-        ("POST /wake_up?tags=kv_cache", None),
+        ("GET /version", None), ("GET /server_info?config_format=json", None), ("GET /v1/models", None),
+        ("GET /is_sleeping", None), ("POST /collective_rpc", reload), ("POST /reset_prefix_cache", None),
+        ("POST /update_weight_version", {"new_version": "tether-0"}), ("GET /weight_info", None),
+        ("POST /v1/completions", SAMPLED), ("POST /v1/completions", SAMPLED | {"max_tokens": 10_000}),
+        ("POST /v1/completions", SAMPLED | {"stop_token_ids": list(range(1, 300))}), ("GET /no_such_route", None),
+        ("POST /sleep?level=2", None), ("POST /wake_up?tags=weights", None), ("POST /wake_up?tags=kv_cache", None),
     ]
     answers: dict[str, Any] = {}
     with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:

@@ -110,10 +110,9 @@ def test_rounding_in_bfloat16_of_a_response_of_one_token_passes_the_proof(
     server: StandIn, asking: Asking, policy: Any, tokenizer: Any, prompts: Any, runtime: Runtime, tmp_path: Path
 ) -> None:
     """0.2 nats at one token are a KL of 0.019, more than 0.01 a token allows; rounding does that in some percent."""
-    server.spoil = lambda choice: (
-        choice
-        | {"logprobs": {"token_logprobs": [min(each - 0.2, 0.0) for each in choice["logprobs"]["token_logprobs"]]}}
-    )
+    server.spoil = lambda choice: choice | {
+        "logprobs": {"token_logprobs": [min(each - 0.2, 0.0) for each in choice["logprobs"]["token_logprobs"]]}
+    }
     one = GenerationConfig(max_prompt_tokens=64, max_new_tokens=1)
     coarse = runtime.model_copy(update={"dtype": "bfloat16"})
     rollouts = open_rollouts(asking(server), tokenizer, coarse, tmp_path / "sent")

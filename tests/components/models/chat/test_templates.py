@@ -64,7 +64,9 @@ def test_every_named_template_renders_prompt_response_and_eos(base: Path, name: 
     assert rendered_and_judged(tokenizer, ASKED, ["On its way.", "b"])[1] is None
 
 
-def test_the_same_template_gives_the_same_model_and_what_is_saved_is_loaded_again(base: Path, tmp_path: Path) -> None:
+def test_the_same_template_gives_the_same_model_and_what_is_saved_is_loaded_again(
+    base: Path, tmp_path: Path
+) -> None:
     for name in ("one", "two"):
         save_model(*load_base(base, template="chatml", stop=("###",)), tmp_path / name)
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
@@ -79,7 +81,9 @@ def test_the_same_template_gives_the_same_model_and_what_is_saved_is_loaded_agai
     assert model.get_input_embeddings().num_embeddings == len(tokenizer)
 
 
-def test_a_models_list_of_eos_ids_ends_responses_and_its_templates_end_comes_first(base: Path, tmp_path: Path) -> None:
+def test_a_models_list_of_eos_ids_ends_responses_and_its_templates_end_comes_first(
+    base: Path, tmp_path: Path
+) -> None:
     """As Llama 3's: EOS is <|end_of_text|>, and turns end with <|eot_id|>, which generation_config lists."""
     model, tokenizer = load_base(base, template="plain")
     tokenizer.chat_template = CHAT_TEMPLATES["plain"].replace("{{ eos_token }}", "<stop>")
