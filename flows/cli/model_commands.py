@@ -73,9 +73,10 @@ def evaluate(
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="evaluation.limit=9")] = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a reward model on judged pairs, or a language model on tasks and probes.
+    """Evaluate a model: on judged pairs, or on tasks and probes.
 
-    It reports accuracy, calibration and length by subset, or scores and violations, with clustered intervals."""
+    Of a reward model it reports accuracy, calibration and length by subset; of a language model scores and violations.
+    Intervals are clustered."""
     if (suite is None) == (not tasks and not probes) or (suite is not None and (limit is not None or set_)):
         raise UserError(
             f"eval {model}: give --suite FILE alone for a reward model, or --tasks or --probes for a language model."
