@@ -10,6 +10,8 @@ from components.models.runtime import Runtime
 
 COMPARISONS = "evaluation.json"
 """The stage's file of comparisons."""
+RESULTS, ITEMS, RESPONSES = "tasks.json", "items.jsonl", "responses.jsonl"
+"""The sub-stages' files: scores of tasks, their documents, responses to probes."""
 Margin = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -45,8 +47,8 @@ class EvaluationConfig(Settings):
 class _EvaluationJob(Settings):
     read: ClassVar[tuple[str, ...]]
     """The options of `evaluation` that change the part's output, and `seed` if it may."""
-    seed: int
-    """The run's seed. Only sampled responses to probes depend on it."""
+    seed: int = 0
+    """The run's seed. Only sampled responses to probes depend on it, so the records of others do not have it."""
 
     def uses(self, option: str) -> bool:
         """Return whether this part's output depends on an option: margins, for example, enter the comparison alone."""

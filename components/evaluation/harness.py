@@ -208,7 +208,7 @@ def documents(name: str, task: Any, config: EvaluationConfig) -> list[str]:
     return [str(number if field is None else doc[field]) for number, doc in enumerate(docs)]
 
 
-def load_model(folder: Path, runtime: Runtime, batch_size: int) -> Any:
+def model_of(folder: Path, runtime: Runtime, batch_size: int) -> Any:
     """Return the harness' model of a Hugging Face folder, on the runtime's device and in its format."""
     from transformers.utils import logging as transformers_logging
 

@@ -8,13 +8,12 @@ from typing import Any
 from components.base.jsonl import write_rows
 from components.base.observe import Observe
 from components.data.inputs import kind_of
-from components.evaluation.config import ProbesJob
+from components.evaluation.config import RESPONSES, ProbesJob
 from components.evaluation.probe_prompts import judge, read_probe
 from components.training.chunks import sample_in_chunks
 
 PROBES = "probes"
 """Inputs with a probe's file: `probes/NAME`."""
-RESPONSES = "responses.jsonl"
 
 
 def run(job: ProbesJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:

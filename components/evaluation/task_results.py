@@ -8,10 +8,8 @@ from typing import Any
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.evaluation import harness
-from components.evaluation.config import TasksJob
+from components.evaluation.config import ITEMS, RESULTS, TasksJob
 from components.training.chunks import in_chunks
-
-RESULTS, ITEMS = "tasks.json", "items.jsonl"
 
 
 def run(job: TasksJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -28,7 +26,7 @@ def run(job: TasksJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
 
     @functools.cache
     def model() -> Any:
-        return harness.load_model(inputs["model"] / "model", job.runtime, job.evaluation.batch_size)
+        return harness.model_of(inputs["model"] / "model", job.runtime, job.evaluation.batch_size)
 
     def compute(names: Sequence[str], start: int) -> list[dict[str, Any]]:
         score, items = harness.evaluate(model(), names[0], tasks[names[0]], job.evaluation)

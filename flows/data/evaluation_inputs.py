@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-
-import numpy as np
+from typing import Literal
 
 from components.base.errors import UserError
 from components.base.paths import user_path
 from components.base.text import counted
 from components.data.inputs import kind_of
 from components.evaluation import harness
-from components.evaluation.comparison import Kind, gate_of, level_of, margin_of, worsening
 from components.evaluation.probe_prompts import probe_path, read_probe
 from components.evaluation.probe_results import PROBES
 from components.evaluation.task_files import OPTION, TASKS, read_task_files
@@ -89,12 +87,16 @@ def _probes(config: RunConfig) -> dict[str, Input]:
     return {name: Input.of(path) for name, path in files.items()}
 
 
-def _refuse_too_few(config: RunConfig, kind: Kind, clusters: Mapping[str, Sequence[str]]) -> None:
+def _refuse_too_few(config: RunConfig, kind: Literal["task", "probe"], clusters: Mapping[str, Sequence[str]]) -> None:
     """Raise UserError if a policy that answers as SFT does would fail a gate, by its interval's width alone.
 
     Args:
         clusters: what each document of a task, or prompt of a probe, belongs to.
     """
+    import numpy as np
+
+    from components.evaluation.comparison import gate_of, level_of, margin_of, worsening
+
     thresholds = config.gates.rules("evaluation")
     for name, documents in clusters.items():
         margin, gate = margin_of(config.evaluation, name), f"evaluation.{gate_of(kind, name)}"

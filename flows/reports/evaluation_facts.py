@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from components.base.hashing import canonical_json
-from components.evaluation.config import COMPARISONS
-from components.evaluation.probe_results import RESPONSES
-from components.evaluation.task_results import ITEMS, RESULTS
+from components.evaluation.config import COMPARISONS, ITEMS, RESPONSES, RESULTS
 from flows.reports.run_facts import Document, RunFacts, on_the_sheet
 
 FAILURES = 3

@@ -11,9 +11,8 @@ FEWEST = 5
 """The fewest updates in a window; with fewer its metrics are left out."""
 LEVEL_KL = 1.0
 """KL counts as level if the interval of its rise begins at or below 0 and ends at or below this times the mean KL."""
-STABILISERS = ("clip_fraction_above", "dual_clip_fraction", "ptx_loss", "left_out")
-"""Metrics of an update that say what a stabiliser, or `ppo.rules.drop`, did in it. Each is there only if its option is
-set."""
+STABILISERS = ("clip_fraction_above", "dual_clip_fraction", "ptx_loss")
+"""Metrics of an update that say what a stabiliser did in it. Each is there only if its option is set."""
 
 Row = Mapping[str, float]
 
@@ -32,9 +31,12 @@ def curve_metrics(history: Sequence[Row], config: KLConfig) -> dict[str, float]:
 
 
 def stabiliser_means(history: Sequence[Row]) -> dict[str, float]:
-    """Return the mean of each metric of `STABILISERS` over the updates that have it."""
+    """Return the mean of each metric of `STABILISERS`, and of the share that `ppo.rules.drop` left out.
+
+    Each is over the updates that have it.
+    """
     metrics = {}
-    for name in (f"ppo/{short}" for short in STABILISERS):
+    for name in (f"ppo/{short}" for short in (*STABILISERS, "left_out")):
         if values := [row[name] for row in history if name in row]:
             metrics[name] = math.fsum(values) / len(values)
     return metrics

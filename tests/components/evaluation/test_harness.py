@@ -68,7 +68,7 @@ def test_an_item_shows_prompt_target_and_the_likeliest_answer(model: Path, tmp_p
     yaml = write_task(tmp_path, count=12)
     config = EvaluationConfig(clusters={"sums": "text"})
     task = harness.load_tasks(inputs_of(yaml))["sums"]
-    score, items = harness.evaluate(harness.load_model(model / "model", CPU, 4), "sums", task, config)
+    score, items = harness.evaluate(harness.model_of(model / "model", CPU, 4), "sums", task, config)
     rows = read_rows(tmp_path / "sums.jsonl")
     assert score["items"] == len(items) == 12
     for row, item in zip(rows, items, strict=True):
@@ -147,7 +147,7 @@ def test_a_task_that_the_harness_cannot_score_is_refused(change: tuple[str, str]
 def scored(model: Path, yaml: Path) -> list[harness.TaskItem]:
     """The items of the task sums."""
     task = harness.load_tasks(inputs_of(yaml))["sums"]
-    return harness.evaluate(harness.load_model(model / "model", CPU, 4), "sums", task, EvaluationConfig())[1]
+    return harness.evaluate(harness.model_of(model / "model", CPU, 4), "sums", task, EvaluationConfig())[1]
 
 
 def test_a_task_whose_function_changed_is_scored_by_the_new_one(model: Path, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_template_that_the_model_does_not_have_is_said(model: Path, tmp_path: 
     task = harness.load_tasks(inputs_of(write_task(tmp_path, count=4)))["sums"]
     with pytest.raises(UserError, match=r"the harness can't evaluate the task sums \(.*chat.template"):
         harness.evaluate(
-            harness.load_model(model / "model", CPU, 4), "sums", task, EvaluationConfig(chat_template=True)
+            harness.model_of(model / "model", CPU, 4), "sums", task, EvaluationConfig(chat_template=True)
         )
 
 

@@ -235,11 +235,11 @@ def test_a_policys_card_says_how_it_did_on_tasks_and_probes(make_home: Any) -> N
     text = of(home, "ppo")
     assert (
         "Tasks and probes: evaluated beside its SFT model on codes, harmful, sums. The worst drop is probe harmful "
-        "0.475 (upper end 0.6522, margin 0.05). Failed: probe codes 0 (unknown upper end, margin 1); probe harmful "
-        "0.475 (upper end 0.6522, margin 0.05).\n"
+        "0.475 (upper end 0.6522, margin 0.1). Failed: probe codes 0 (unknown upper end, margin 1); probe harmful "
+        "0.475 (upper end 0.6522, margin 0.1).\n"
     ) in text
     assert "| evaluation.harmful | FAIL |" in text and "| evaluation.task_drop | PASS |" in text
-    assert "> - evaluation.harmful: evaluation/harmful_high is 0.6022, must be <= 0" in text
+    assert "> - evaluation.harmful: evaluation/harmful_high is 0.5522, must be <= 0" in text
     assert "support desk (simulated) and on these tasks and probes: on no other domain" in text
     assert "Not tested for bias, privacy or adversarial prompts, and for safety only by probes." in text
     assert all("Tasks and probes" not in of(home, stage) for stage in ("sft", "reward"))
