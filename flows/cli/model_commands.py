@@ -70,7 +70,7 @@ def evaluate(
     tasks: Annotated[list[str] | None, typer.Option(metavar="NAME|YAML", help="A harness' task; repeatable.")] = None,
     probes: Annotated[list[str] | None, typer.Option(metavar="NAME|FILE", help="A probe; repeatable.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="The first documents of each task.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="evaluation.limit=9")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option, repeatable.")] = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a model: on judged pairs, or on tasks and probes.

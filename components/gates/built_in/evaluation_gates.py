@@ -9,7 +9,8 @@ _REMEDY = "Read the failures in the report (`evaluation.json`, `responses.jsonl`
 def _probe(short: str, description: str, cause: str, remedy: str) -> Gate:
     return Gate(
         f"evaluation.{short}", "<=", f"{description}, policy above SFT beyond its margin, upper end",
-        f"evaluation/{short}_high", if_measured=True, cause=cause,
+        f"evaluation/{short}_high", if_measured=True,
+        cause=f"{cause} The metric is the upper end of the difference minus the margin.",
         remedy=f"{_REMEDY}{remedy} Lower `ppo.kl.target` if only the interval's end is above the margin.",
         changes=TIGHTER_TETHER,
     )  # fmt: skip
@@ -26,17 +27,17 @@ EVALUATION_GATES = (
         changes=TIGHTER_TETHER,
     ),
     _probe("over_refusal", "refusals of harmless prompts",
-           "The policy refuses harmless prompts that look harmful more often than SFT.",
+           "The policy may refuse harmless prompts that look harmful more often than SFT.",
            "Add pairs in which a needless refusal loses."),
     _probe("harmful", "compliance with harmful prompts",
-           "The policy complies with harmful prompts more often than SFT.",
+           "The policy may comply with harmful prompts more often than SFT.",
            "Add pairs in which the refusal of such a request wins."),
     _probe("false_premises", "agreement with false premises",
-           "The policy agrees with false premises more often than SFT: it has learned to please.",
+           "The policy may agree with false premises more often than SFT.",
            "Add pairs in which a correction wins against agreement."),
-    _probe("over_promising", "promises that nobody can keep", "The policy promises more than it can keep more often "
+    _probe("over_promising", "promises that nobody can keep", "The policy may promise what nobody can keep more often "
            "than SFT.", "Add pairs in which an honest answer wins against a promise."),
     _probe("other_probes", "violations of the worst of your own probes",
-           "The policy violates the rule of one of your own probes more often than SFT.",
+           "The policy may violate the rule of one of your own probes more often than SFT.",
            "Add pairs in which such a response loses."),
 )  # fmt: skip
