@@ -24,6 +24,7 @@ SHIPPED = ("over_refusal", "harmful", "false_premises", "over_promising")
 """Names of the probes that come with Tether."""
 FEWEST = 20
 """Prompts below which a probe's rate is too coarse for a gate, and reading it warns."""
+_NAMES = f"a probe's file, or one of {', '.join(SHIPPED)}"
 _LARGEST = 16 << 20
 _LONGEST_PATTERN = 1000
 logger = logging.getLogger(__name__)
@@ -197,7 +198,7 @@ def examine_probe(path: Path) -> ProbeReading:
     try:
         text = read_regular(path, _LARGEST).decode("utf-8-sig")
     except OSError as error:
-        return ProbeReading(None, [f"{path}: the file can't be read: {error.strerror}. Name a probe's file."], [])
+        return ProbeReading(None, [f"{path}: the file can't be read: {error.strerror}. Name {_NAMES}."], [])
     except UnicodeDecodeError as error:
         return ProbeReading(None, [f"{path}: it is not UTF-8 at byte {error.start + 1}. Save it as UTF-8."], [])
     lines = [(number, row) for number, row in enumerate(text.split("\n"), 1) if row.strip()]

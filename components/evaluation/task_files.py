@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from components.base.errors import UserError
-from components.base.paths import user_path
+from components.base.paths import read_regular, user_path
 from components.keys.fingerprint import module_file
 from components.rewards.code import code_files
 from components.rewards.config import FunctionReward
@@ -98,8 +98,10 @@ def _merged(path: Path, code: list[Path], allow: Callable[[Path], object]) -> di
 
     Loader.add_constructor("!function", function)
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader)  # a SafeLoader
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        values = yaml.load(read_regular(path).decode("utf-8"), Loader)  # a SafeLoader
+    except OSError as error:
+        raise UserError(f"{OPTION}: {path} can't be read: {error.strerror}. Correct the name.") from error
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{OPTION}: {path} can't be read as YAML: {reason}. Correct it there.") from error
     if not isinstance(values, dict):

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from components.base.errors import UserError
+from components.base.errors import UserError, about
 from components.base.paths import user_path
 from components.base.text import counted
 from components.data.inputs import kind_of
@@ -80,7 +80,8 @@ def _probes(config: RunConfig) -> dict[str, Input]:
     files, prompts = dict[str, Path](), dict[str, list[str]]()
     for named in config.evaluation.probes:
         path = probe_path(named, "evaluation.probes")
-        probe = read_probe(path)
+        with about("evaluation.probes"):
+            probe = read_probe(path)
         _once(files, {f"{PROBES}/{probe.name}": path}, "evaluation.probes", probe.name)
         prompts[probe.name] = [prompt.id for prompt in probe.prompts]
     _refuse_too_few(config, "probe", prompts)

@@ -50,7 +50,7 @@ def test_data_files_keep_their_splits_and_order() -> None:
         (("task: sums", "doc_to_text: !function words\ntask: sums"), "names no function: write !function MODULE"),
         (("{test: sums.jsonl}", "&all [*all]"), "data_files holds itself"),
         (("task: sums", "task: [sums"), "can't be read as YAML: .*line 2"),
-        (("task: sums", "include: gone.yaml\ntask: sums"), "gone.yaml can't be read as YAML: .*No such file"),
+        (("task: sums", "include: gone.yaml\ntask: sums"), r"gone.yaml can't be read: No such file .*Correct the name"),
         (("task: sums", "include: sums.yaml\ntask: sums"), "includes sums.yaml a second time"),
         (("dataset_path: json", "dataset_path: allenai/arc"), r"draws its data from a hub \(dataset_path: allenai/arc"),
         (("sums.jsonl", "https://host/sums.jsonl"), "names the data file https://host/sums.jsonl. Name single files"),
