@@ -12,6 +12,11 @@ COMPARISONS = "evaluation.json"
 """The stage's file of comparisons."""
 RESULTS, ITEMS, RESPONSES = "tasks.json", "items.jsonl", "responses.jsonl"
 """The sub-stages' files: scores of tasks, their documents, responses to probes."""
+Kind = Literal["task", "probe"]
+ITEM_FIELDS: dict[Kind, tuple[str, str, str]] = {
+    "task": (ITEMS, "document", "value"), "probe": (RESPONSES, "id", "violation"),
+}  # fmt: skip
+"""Maps a kind to its file with a row for each document or prompt, and the fields of the row's name and value."""
 Margin = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 

@@ -5,16 +5,8 @@ from pathlib import Path
 
 from components.base.jsonl import write_json
 from components.base.observe import Observe
-from components.evaluation.comparison import (
-    Measured,
-    PairedResult,
-    beyond,
-    compare_all,
-    gate_of,
-    read_probes,
-    read_tasks,
-)
-from components.evaluation.config import COMPARISONS, EvaluationJob
+from components.evaluation.comparison import PairedResult, beyond, compare_all, gate_of, read_measured
+from components.evaluation.config import COMPARISONS, ITEM_FIELDS, EvaluationJob
 
 
 def run(job: EvaluationJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -26,12 +18,12 @@ def run(job: EvaluationJob, inputs: Mapping[str, Path], out: Path, observe: Obse
     Raises:
         CheckFailed: the two models were not measured on the same documents.
     """
-    sides: dict[str, list[Measured]] = {"sft": [], "policy": []}
-    for side, measured in sides.items():
-        for kind, read in (("tasks", read_tasks), ("probes", read_probes)):
-            if (folder := inputs.get(f"{side}_{kind}")) is not None:
-                measured += read(folder)
-    rows = compare_all(sides["sft"], sides["policy"], job.evaluation)
+    sft, policy = (
+        [one for kind in ITEM_FIELDS if f"{side}_{kind}s" in inputs
+         for one in read_measured(kind, inputs[f"{side}_{kind}s"])]
+        for side in ("sft", "policy")
+    )  # fmt: skip
+    rows = compare_all(sft, policy, job.evaluation)
     write_json(out / "artifact" / COMPARISONS, rows)
     observe(1, {}, total=1)
     return _metrics(rows)

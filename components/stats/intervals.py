@@ -107,7 +107,7 @@ def clustered_proportion(values: ArrayLike, clusters: Iterable[Hashable], level:
     return _wilson(p, error, groups, y.size, level)
 
 
-def paired_gain(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable]) -> Interval:
+def paired_gain(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable], level: float = LEVEL) -> Interval:
     """Return the mean of a - b, both (n,) and measured on the same rows, with `clustered_mean`'s interval.
 
     Raises:
@@ -116,10 +116,10 @@ def paired_gain(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable]) -> Int
     left, right = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if left.shape != right.shape:
         raise ValueError(f"paired values differ in shape: {left.shape} and {right.shape}")
-    return clustered_mean(left - right, clusters)
+    return clustered_mean(left - right, clusters, level)
 
 
-def gain_in_shares(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable]) -> Interval:
+def gain_in_shares(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable], level: float = LEVEL) -> Interval:
     """As `paired_gain` for `a` and `b` in [0, 1] (correctness, ties 1/2), but wider if few rows differ.
 
     Where no row differs, `paired_gain` has an interval of width 0, even for two rows. So the interval is widened to
@@ -130,9 +130,9 @@ def gain_in_shares(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable]) -> 
         ValueError: as for `paired_gain`, or a value outside [0, 1].
     """
     codes = cluster_codes(clusters)
-    gain = paired_gain(a, b, codes)
+    gain = paired_gain(a, b, codes, level)
     difference = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
-    gained, lost = (clustered_proportion(np.maximum(sign * difference, 0.0), codes) for sign in (1, -1))
+    gained, lost = (clustered_proportion(np.maximum(sign * difference, 0.0), codes, level) for sign in (1, -1))
     return at_least_of_shares(gain, ((1.0, gained), (-1.0, lost)))
 
 

@@ -12,6 +12,7 @@ from components.base.nested import group
 from components.base.observe import Observe
 from components.base.text import markdown
 from components.data.inputs import kind_of
+from components.evaluation.config import ITEM_FIELDS
 from components.gates.gate_text import number
 from components.models.runtime import activate
 from components.store.graph import Graph
@@ -39,22 +40,22 @@ def evaluate(home: Path, name: str, options: Sequence[Override], observe: Observ
     config = _config(home, model, options)
     inputs = task_inputs(config, {}) | probe_inputs(config, {})
     refuse_unknown_names(config, inputs)
-    from components.evaluation.comparison import read_probes, read_tasks, score_interval  # loads scipy
+    from components.evaluation.comparison import read_measured, score_interval  # loads scipy
 
     activate(config.runtime)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         _place(model, f"eval {name}", bool(config.evaluation.probes), work / "model")
-        for kind, read in (("tasks", read_tasks), ("probes", read_probes)):
-            files = {label: source.path for label, source in inputs.items() if kind_of(label) == kind}
+        for kind in ITEM_FIELDS:
+            files = {label: source.path for label, source in inputs.items() if kind_of(label) == f"{kind}s"}
             if files:
-                stage = STAGES[f"evaluation.policy_{kind}"]
+                stage = STAGES[f"evaluation.policy_{kind}s"]
                 stage.load_run()(config.stage_job(stage), {"model": work, **files}, work / kind, observe)
                 rows += [
-                    {"kind": one.kind, "name": one.name, "metric": one.metric, "higher_is_better": one.higher_is_better,
+                    {"kind": kind, "name": one.name, "metric": one.metric, "higher_is_better": one.higher_is_better,
                      "items": len(one.values), **score_interval(one).named("score"), "score": one.score}
-                    for one in read(work / kind / "artifact")
+                    for one in read_measured(kind, work / kind / "artifact")
                 ]  # fmt: skip
     generation = config.generation.model_dump(mode="json") | {"sampling": config.evaluation.sampling}
     return {"model": name, "digest": model.digest, "generation": generation, "results": rows}

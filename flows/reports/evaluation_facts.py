@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from components.base.hashing import canonical_json
-from components.evaluation.config import COMPARISONS, ITEMS, RESPONSES, RESULTS
+from components.evaluation.config import COMPARISONS, ITEM_FIELDS, RESULTS, Kind
 from flows.reports.run_facts import Document, RunFacts, on_the_sheet
 
 FAILURES = 3
@@ -35,8 +35,8 @@ def evaluation_facts(facts: RunFacts) -> list[Evaluated]:
     signs = {score["task"]: 1 if score["higher_is_better"] else -1 for score in scores}
     hidden = on_the_sheet(facts.stage("human_eval"))
 
-    def falls(kind: str, name: str) -> Iterator[tuple[float, tuple[Document, Document]]]:
-        file, value = (ITEMS, "value") if kind == "task" else (RESPONSES, "violation")
+    def falls(kind: Kind, name: str) -> Iterator[tuple[float, tuple[Document, Document]]]:
+        file, _, value = ITEM_FIELDS[kind]
         sides = (stage.rows(file, f"evaluation.{side}_{kind}s") for side in ("sft", "policy"))
         sign = signs.get(name, 1) if kind == "task" else -1
         for sft, policy in zip(*sides, strict=False):  # the store may have lost one
