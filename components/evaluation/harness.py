@@ -19,7 +19,7 @@ import numpy as np
 from components.base.errors import UserError
 from components.data.inputs import kind_of
 from components.evaluation.config import EvaluationConfig
-from components.evaluation.task_files import OPTION, TASKS, TaskFiles, with_paths
+from components.evaluation.task_files import OPTION, TASKS, named_inputs, renamed
 from components.models.runtime import Runtime
 
 HARNESS = "0.4.13"
@@ -100,8 +100,8 @@ def offline() -> Iterator[None]:
         os.environ.update({} if variable is None else {"HF_HUB_OFFLINE": variable})
 
 
-def own_tasks(name: str) -> list[TaskFiles]:
-    """Return the files of a task of the harness' own, or of each task of a group.
+def own_tasks(name: str) -> list[dict[str, Path]]:
+    """Return the files of a task of the harness' own, or of each task of a group, by the names of the stage's inputs.
 
     Raises:
         UserError: there is no such task, or its data are not in the cache of `datasets`.
@@ -117,12 +117,12 @@ def own_tasks(name: str) -> list[TaskFiles]:
         for task, built in _built(manager, name, name).items():
             tables = built.dataset.values() if isinstance(built.dataset, Mapping) else [built.dataset]
             cached = sorted({file["filename"] for table in tables for file in table.cache_files})
-            files.append(TaskFiles(task, Path(manager.task_index[task].yaml_path), list(map(Path, cached)), []))
+            files.append(named_inputs(task, Path(manager.task_index[task].yaml_path), map(Path, cached)))
         return files
 
 
 def load_tasks(inputs: Mapping[str, Path]) -> dict[str, Any]:
-    """Return the harness' tasks by name, from the stage's inputs (`TaskFiles.inputs`).
+    """Return the harness' tasks by name, from the stage's inputs (`read_task_files`).
 
     Raises:
         UserError: the harness can't build a task, or it has no score for each document.
@@ -147,12 +147,14 @@ def _values_of_yaml(name: str, inputs: Mapping[str, Path]) -> dict[str, Any]:
         config = _module("tasks._yaml_loader").load_yaml(path)
     except Exception as error:  # code of the user's own
         raise _unusable(name, error) from error
-    count = sum(key.startswith(f"{TASKS}/{name}/") for key in inputs)
-    files = [inputs[f"{TASKS}/{name}/{number}"] for number in range(1, count + 1)]
-    kwargs = config.get("dataset_kwargs") or {}
+    kwargs, numbers = config.get("dataset_kwargs") or {}, itertools.count(1)
+
+    def next_file(_: str = "") -> str:
+        return str(inputs[f"{TASKS}/{name}/{next(numbers)}"])
+
     if "data_files" in kwargs:
-        return config | {"dataset_kwargs": kwargs | {"data_files": with_paths(kwargs["data_files"], files)}}
-    return config | {"dataset_path": str(files[0])}
+        return config | {"dataset_kwargs": kwargs | {"data_files": renamed(kwargs["data_files"], next_file)}}
+    return config | {"dataset_path": next_file()}
 
 
 def _built(manager: Any, spec: object, name: str) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The files of a task of lm-evaluation-harness: its YAML, those that it includes, its functions' and its data's."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -19,8 +19,6 @@ TASKS = "tasks"
 BUILDERS = ("json", "csv", "parquet", "arrow", "text")
 """Values of `dataset_path` with which `datasets` reads local files."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-
-
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*\.[A-Za-z_]\w*")
 
 
@@ -32,25 +30,15 @@ class _TaskFunction(FunctionReward):
         return f"{OPTION}: {self.source}"
 
 
-class TaskFiles(NamedTuple):
-    """A task's name and files."""
-
-    name: str
-    yaml: Path
-    data: list[Path]
-    """The data files, in the order in which the YAML names them; or the folder of a dataset on disk."""
-    code: list[Path]
-    """The YAML files that it includes, and the Python files of its functions and of what these import beside them."""
-
-    @property
-    def inputs(self) -> dict[str, Path]:
-        """Return the files by the names of the stage's inputs, data first."""
-        further = enumerate((*self.data, *self.code), 1)
-        return {f"{TASKS}/{self.name}": self.yaml} | {f"{TASKS}/{self.name}/{n}": path for n, path in further}
+def named_inputs(name: str, yaml: Path, files: Iterable[Path]) -> dict[str, Path]:
+    """Return a task's files by the names of the stage's inputs."""
+    return {f"{TASKS}/{name}": yaml} | {f"{TASKS}/{name}/{number}": file for number, file in enumerate(files, 1)}
 
 
-def read_task_files(path: Path, allow: Callable[[Path], object] = lambda file: None) -> TaskFiles:
-    """Return the files of the task that a YAML file describes.
+def read_task_files(path: Path, allow: Callable[[Path], object] = lambda file: None) -> dict[str, Path]:
+    """Return the files of the task that a YAML file describes, by the names of the stage's inputs: the YAML, its data
+    files in the order in which it names them (or the folder of a dataset on disk), the YAML files that it includes, and
+    the Python files of its functions and of what these import beside them.
 
     Args:
         allow: called with each file before it is read; raises UserError where it may not be.
@@ -74,7 +62,7 @@ def read_task_files(path: Path, allow: Callable[[Path], object] = lambda file: N
         raise UserError(f"{OPTION}: {path}: data_files holds itself. Write the files' names there.") from error
     for file in (*data, *code):
         allow(file)
-    return TaskFiles(name, path, data, code)
+    return named_inputs(name, path, (*data, *code))
 
 
 def _merged(path: Path, code: list[Path], allow: Callable[[Path], object]) -> dict[str, Any]:
@@ -135,7 +123,9 @@ def _data(config: Mapping[str, Any], path: Path) -> Iterator[Path]:
             f"{OPTION}: {path} draws its data from a hub (dataset_path: {source}), and a run reads no data that could "
             "change. Save them as a file, and write dataset_path: json and dataset_kwargs: {data_files: {test: FILE}}."
         )
-    for text in texts(named):
+    texts: list[str] = []
+    renamed(named, texts.append)
+    for text in texts:
         if "://" in text or any(letter in text for letter in "*?["):
             raise UserError(f"{OPTION}: {path} names the data file {text}. Name single files on this machine.")
         if not (file := _local(text, path)).is_file():
@@ -143,26 +133,12 @@ def _data(config: Mapping[str, Any], path: Path) -> Iterator[Path]:
         yield file
 
 
-def texts(data_files: object) -> list[str]:
-    """Return the files in a value of `data_files` (one, a list, or either by split), in the order in which they
-    stand."""
+def renamed(data_files: object, rename: Callable[[str], object]) -> object:
+    """Return a value of `data_files` (a file's name, a list of names, or either by split) with `rename` called for each
+    name, in the order in which they stand."""
     if isinstance(data_files, dict):
-        return [text for value in data_files.values() for text in texts(value)]
-    if isinstance(data_files, list):
-        return [text for value in data_files for text in texts(value)]
-    return [str(data_files)]
-
-
-def with_paths(data_files: object, paths: Sequence[Path]) -> object:
-    """Return `data_files` with its texts replaced by `paths`, in the order of `texts`."""
-    remaining = iter(paths)
-
-    def replaced(value: object) -> object:
-        if isinstance(value, dict):
-            return {split: replaced(below) for split, below in value.items()}
-        return [replaced(below) for below in value] if isinstance(value, list) else str(next(remaining))
-
-    return replaced(data_files)
+        return {split: renamed(value, rename) for split, value in data_files.items()}
+    return [renamed(value, rename) for value in data_files] if isinstance(data_files, list) else rename(str(data_files))
 
 
 def _local(text: str, path: Path) -> Path:

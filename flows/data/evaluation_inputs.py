@@ -70,7 +70,7 @@ def _tasks(config: RunConfig) -> dict[str, Input]:
         else:
             tasks = harness.own_tasks(named)
         for task in tasks:
-            _once(files, task.inputs, OPTION, task.name)
+            _add(files, task, OPTION)
     built = harness.load_tasks(files)
     _refuse_too_few(config, "task", {name: harness.documents(name, built[name], config.evaluation) for name in built})
     return {name: Input.named(path) for name, path in files.items()}
@@ -82,7 +82,7 @@ def _probes(config: RunConfig) -> dict[str, Input]:
         path = probe_path(named, "evaluation.probes")
         with about("evaluation.probes"):
             probe = read_probe(path)
-        _once(files, {f"{PROBES}/{probe.name}": path}, "evaluation.probes", probe.name)
+        _add(files, {f"{PROBES}/{probe.name}": path}, "evaluation.probes")
         prompts[probe.name] = [prompt.id for prompt in probe.prompts]
     _refuse_too_few(config, "probe", prompts)
     return {name: Input.of(path) for name, path in files.items()}
@@ -114,7 +114,8 @@ def _refuse_too_few(config: RunConfig, kind: Literal["task", "probe"], clusters:
             )
 
 
-def _once(files: dict[str, Path], more: Mapping[str, Path], option: str, name: str) -> None:
-    if files.keys() & more.keys():
+def _add(files: dict[str, Path], more: Mapping[str, Path], option: str) -> None:
+    for twice in files.keys() & more.keys():
+        name = twice.split("/")[1]
         raise UserError(f"{option}: two are called {name}. Name each once, and give each a name of its own.")
     files |= more

@@ -65,7 +65,7 @@ def test_sfts_results_have_a_key_of_tasks_harness_and_sft_alone(tmp_path: Path) 
     inputs = {"model": Input(path=tmp_path, digest="d" * 64)}
 
     def of(yaml: Path, *options: str) -> str:
-        files = {name: Input.of(path) for name, path in read_task_files(yaml).inputs.items()}
+        files = {name: Input.of(path) for name, path in read_task_files(yaml).items()}
         return key("evaluation.sft_tasks", config(f"evaluation.tasks=[{yaml}]", *options), inputs | files)
 
     first = of(yaml)

@@ -103,7 +103,7 @@ class Bench:
             return out / "artifact"
         config = EvaluationConfig(batch_size=32, sampling="greedy" if seed is None else "sampled")
         if name == TASK:
-            inputs = {"model": model, **read_task_files(self.home / f"{TASK}.yaml").inputs}
+            inputs = {"model": model, **read_task_files(self.home / f"{TASK}.yaml")}
             task_results.run(TasksJob(seed=0, runtime=self.runtime, evaluation=config), inputs, out, unobserved)
         else:
             job = ProbesJob(seed=seed or 0, runtime=self.runtime, generation=GENERATION, evaluation=config)

@@ -24,7 +24,7 @@ CPU = Runtime(device="cpu", dtype="float32")
 
 
 def inputs_of(*yamls: Path) -> dict[str, Path]:
-    return {name: path for yaml in yamls for name, path in read_task_files(yaml).inputs.items()}
+    return {name: path for yaml in yamls for name, path in read_task_files(yaml).items()}
 
 
 @pytest.fixture(scope="module")

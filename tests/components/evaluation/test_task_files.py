@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from components.base.errors import UserError
-from components.evaluation.task_files import read_task_files, texts, with_paths
+from components.evaluation.task_files import read_task_files, renamed
 from tests.components.evaluation.local_tasks import write_task
 
 
@@ -18,7 +18,7 @@ def test_a_tasks_inputs_are_its_yaml_then_data_then_code(tmp_path: Path) -> None
     (tmp_path / "more.py").touch()
     yaml.write_text(yaml.read_text() + "include: base.yaml\nprocess_docs: !function words.docs\n")
     files = read_task_files(yaml)
-    names = {name: path.name for name, path in files.inputs.items()}
+    names = {name: path.name for name, path in files.items()}
     assert names == {"tasks/sums": "sums.yaml", "tasks/sums/1": "sums.jsonl", "tasks/sums/2": "more.py",
                      "tasks/sums/3": "words.py", "tasks/sums/4": "base.yaml"}  # fmt: skip
 
@@ -27,16 +27,16 @@ def test_data_are_found_in_the_current_folder_first_and_then_beside_the_yaml(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     yaml = write_task(tmp_path / "tasks")
-    assert read_task_files(yaml).data == [tmp_path / "tasks" / "sums.jsonl"]
+    assert read_task_files(yaml)["tasks/sums/1"] == tmp_path / "tasks" / "sums.jsonl"
     (tmp_path / "sums.jsonl").write_text("{}\n")
     monkeypatch.chdir(tmp_path)
-    assert read_task_files(yaml).data == [tmp_path / "sums.jsonl"]
+    assert read_task_files(yaml)["tasks/sums/1"] == tmp_path / "sums.jsonl"
 
 
 def test_data_files_keep_their_splits_and_order() -> None:
     named = {"train": ["a", "b"], "test": "c"}
-    assert texts(named) == ["a", "b", "c"]
-    assert with_paths(named, [Path("/1"), Path("/2"), Path("/3")]) == {"train": ["/1", "/2"], "test": "/3"}
+    numbers = iter("123")
+    assert renamed(named, lambda name: name + next(numbers)) == {"train": ["a1", "b2"], "test": "c3"}
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_scores_are_those_of_the_stage(tether_here: Any, model: Path, probe: Pat
     (tmp_path / "artifact" / "model").symlink_to(model)
     runtime, artifact = Runtime(device="cpu").resolve(), {"model": tmp_path / "artifact"}
     tasks_job = TasksJob(seed=0, runtime=runtime, evaluation=EvaluationConfig(limit=12))
-    task_results.run(tasks_job, artifact | read_task_files(yaml).inputs, tmp_path / "t", unobserved)
+    task_results.run(tasks_job, artifact | read_task_files(yaml), tmp_path / "t", unobserved)
     [score] = json.loads((tmp_path / "t" / "artifact" / "tasks.json").read_text())["tasks"]
     values = [row["value"] for row in read_rows(tmp_path / "t" / "artifact" / "items.jsonl")]
     interval = clustered_proportion(values, range(12))
