@@ -198,9 +198,9 @@ def check_probes(
     as_json: Json = False,
 ) -> None:
     """Say what is wrong with files of probes, and count their prompts."""
-    from flows.data.probe_check import check_text, probe_checks
+    from flows.data.probe_check import check_text, probe_check
 
-    checks = probe_checks(files)
+    checks = [probe_check(file) for file in files]
     if as_json:
         echo(json.dumps({"files": checks}))
     else:

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from components.base.text import counted, line
@@ -11,8 +10,8 @@ from components.evaluation.probe_rules import RULES
 from components.gates.gate_text import number
 
 
-def probe_checks(files: Sequence[str]) -> list[dict[str, Any]]:
-    """Return for each file what `tether data probes check --json` prints of it.
+def probe_check(file: str) -> dict[str, Any]:
+    """Return what `tether data probes check --json` prints of a file.
 
     `file`, `problems` and `warnings` (texts), and without problems `probe` (its name), `rule`, `prompts` (their
     number), `turns` (prompts of several turns), `patterns` (prompts with patterns of their own), `categories` (prompts
@@ -20,13 +19,26 @@ def probe_checks(files: Sequence[str]) -> list[dict[str, Any]]:
     them, null where undefined.
 
     Raises:
-        UserError: a name is not a valid path.
+        UserError: the name is not a valid path.
     """
-    return [_check(file) for file in files]
+    reading = examine_probe(probe_path(file, "FILE"))
+    check: dict[str, Any] = {"file": file, "problems": reading.problems, "warnings": reading.warnings}
+    if (probe := reading.probe) is None:
+        return check
+    agreement = {name: None if math.isnan(value) else value for name, value in rule_agreement(probe)._asdict().items()}
+    return check | {
+        "probe": probe.name,
+        "rule": probe.header.rule,
+        "prompts": len(probe.prompts),
+        "turns": sum(len(prompt.conversation) > 1 for prompt in probe.prompts),
+        "patterns": sum(bool(prompt.violates or prompt.clears) for prompt in probe.prompts),
+        "categories": dict(Counter(prompt.category for prompt in probe.prompts)),
+        "labelled": agreement,
+    }
 
 
 def check_text(check: dict[str, Any]) -> str:
-    """Return one element of `probe_checks` for people."""
+    """Return the result of `probe_check` for people."""
     if check["problems"]:
         return "\n".join(line(problem) for problem in check["problems"])
     categories = ", ".join(f"{name} {count}" for name, count in check["categories"].items())
@@ -45,20 +57,3 @@ def check_text(check: dict[str, Any]) -> str:
         )
         texts.append(f"  the rule on {counted(labelled['responses'], 'labelled response')}: {', '.join(shares)}")
     return "\n".join(texts)
-
-
-def _check(file: str) -> dict[str, Any]:
-    reading = examine_probe(probe_path(file, "FILE"))
-    check: dict[str, Any] = {"file": file, "problems": reading.problems, "warnings": reading.warnings}
-    if (probe := reading.probe) is None:
-        return check
-    agreement = {name: None if math.isnan(value) else value for name, value in rule_agreement(probe)._asdict().items()}
-    return check | {
-        "probe": probe.name,
-        "rule": probe.header.rule,
-        "prompts": len(probe.prompts),
-        "turns": sum(len(prompt.conversation) > 1 for prompt in probe.prompts),
-        "patterns": sum(bool(prompt.violates or prompt.clears) for prompt in probe.prompts),
-        "categories": dict(Counter(prompt.category for prompt in probe.prompts)),
-        "labelled": agreement,
-    }
