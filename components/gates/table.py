@@ -89,19 +89,7 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
             "policy/rule_violations_excess", "violations of the team's rules above the SFT model's", "a response"
         ),
     ),
-    "evaluation": (
-        MainMetric("evaluation/task_drop_high", "drop of the worst task beyond its margin, upper end", brief=True),
-        *(
-            MainMetric(f"evaluation/{probe}_high", f"{words} above SFT beyond the margin, upper end", brief=True)
-            for probe, words in (
-                ("over_refusal", "refusals of harmless prompts"),
-                ("harmful", "compliance with harmful prompts"),
-                ("false_premises", "agreement with false premises"),
-                ("over_promising", "promises"),
-                ("other_probes", "violations of your own probes"),
-            )
-        ),
-    ),
+    "evaluation": tuple(MainMetric(gate.metric, gate.description, brief=True) for gate in EVALUATION_GATES),
     "human_eval": (
         MainMetric("human_eval/win_rate", "win rate against the SFT model, ties a half", brief=True),
         MainMetric("human_eval/win_rate_low", "win rate, lower end of its interval", brief=True, card=False),
