@@ -11,7 +11,6 @@ from components.base.errors import UserError
 from components.base.nested import group
 from components.base.observe import Observe
 from components.base.text import markdown
-from components.data.inputs import kind_of
 from components.gates.gate_text import number
 from components.models.runtime import activate
 from components.store.graph import Graph
@@ -37,8 +36,8 @@ def evaluate(home: Path, name: str, options: Sequence[Override], observe: Observ
     except UserError as error:
         raise UserError(f"{error} A reward model is evaluated with --suite FILE.") from error
     config = _config(home, model, options)
-    inputs = task_inputs(config, {}) | probe_inputs(config, {})
-    refuse_unknown_names(config, inputs)
+    inputs = {"tasks": task_inputs(config, {}), "probes": probe_inputs(config, {}, home)}
+    refuse_unknown_names(config, [*inputs["tasks"], *inputs["probes"]])
     from components.evaluation.comparison import read_probes, read_tasks, score_interval  # loads scipy
 
     activate(config.runtime)
@@ -47,8 +46,7 @@ def evaluate(home: Path, name: str, options: Sequence[Override], observe: Observ
         work = Path(folder)
         _place(model, f"eval {name}", bool(config.evaluation.probes), work / "model")
         for kind, read in (("tasks", read_tasks), ("probes", read_probes)):
-            files = {label: source.path for label, source in inputs.items() if kind_of(label) == kind}
-            if files:
+            if files := {label: source.path for label, source in inputs[kind].items()}:
                 stage = STAGES[f"evaluation.policy_{kind}"]
                 stage.load_run()(config.stage_job(stage), {"model": work, **files}, work / kind, observe)
                 rows += [
