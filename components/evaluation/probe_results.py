@@ -26,8 +26,8 @@ def run(job: ProbesJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     `violation` and the `rule` that decided. Both models' sampled responses share their random numbers, so that equal
     models give equal responses. Finished chunks of prompts are in `out/checkpoint/`.
 
-    With a judge (`inputs["judge"]` or `evaluation.judge_endpoint`), `rule` is `judge` where it decided, and
-    `by_rule` has the rule's verdict. Its agreement with people's labels is a metric. Its answers are in `out/checkpoint/` too.
+    With a judge (`inputs["judge"]` or `evaluation.judge_endpoint`), `rule` is `judge` where it decided, and `by_rule`
+    has the rule's verdict. Its agreement with people's labels is a metric. `out/checkpoint/` has its answers too.
 
     Raises:
         UserError: a probe's file is damaged, or the judge can't be used. Unreachable: the judge does not answer.
