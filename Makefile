@@ -110,6 +110,7 @@ check: $(INSTALLED)
 	git ls-files README.md CONTRIBUTING.md docs components flows tasks data_contracts tests infra | xargs $(BIN)/codespell
 	$(BIN)/python -m tests.prose
 	$(BIN)/python -m tests.names
+	$(BIN)/python -m tests.planted.catalogue
 	$(BIN)/python -m tests.reference --check
 
 # docs/reference/ from the code: commands, options, gates, metrics. `make check` fails where it is stale.
