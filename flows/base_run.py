@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from components.base.errors import UserError
 from components.base.settings import keyed_values
-from components.data.inputs import JUDGE, NAMED
+from components.data.inputs import JUDGE, NAMED, values_of
 from components.keys.changes import changes
 from components.rewards.config import FunctionReward, ModelReward
 from components.store.store import ArtifactStore, Miss, Record
@@ -141,9 +141,9 @@ def _sources(config: RunConfig) -> dict[str, tuple[str, object]]:
         sources[field] = first, sorted(value) if isinstance(value, tuple) else value
     for name, file in config.reward.suites.items():
         sources[f"reward.suites.{name}"] = "reward", os.path.abspath(file)
-    for name in ("tasks", "probes"):
-        named = getattr(config.evaluation, name)
-        sources[f"evaluation.{name}"] = "evaluation", [os.path.abspath(n) if Path(n).is_file() else n for n in named]
+    for name in ("tasks", "probes", "judge"):
+        named = values_of(getattr(config.evaluation, name))
+        sources[f"evaluation.{name}"] = "evaluation", [os.path.abspath(n) if Path(n).exists() else n for n in named]
     rewards: list[str] = []
     for reward in config.ppo.rewards or ():
         if isinstance(reward, ModelReward):

@@ -63,7 +63,7 @@ class Sources:
     tasks: dict[str, Input] = field(default_factory=dict)
     """`tasks/NAME`: the YAML of each task of `evaluation.tasks`; `tasks/NAME/1` and so on: its other files."""
     probes: dict[str, Input] = field(default_factory=dict)
-    """`probes/NAME`: each file of `evaluation.probes`."""
+    """`probes/NAME`: each file of `evaluation.probes`; `judge`: the model of `evaluation.judge`."""
     compared: dict[str, Input] = field(default_factory=dict)
     """`data` and `model_1` to `model_k`, if the run only compares models."""
 
@@ -108,7 +108,7 @@ def find_sources(
         _rewards(config, home, taken) if reaches("ppo", until) else {},
         _judge(config, home, taken, data),
         _suites(config, taken) if reaches("reward", until) else {},
-        *_evaluated(config, taken if reaches("evaluation", until) else None),
+        *_evaluated(config, home, taken if reaches("evaluation", until) else None),
     )
 
 
@@ -178,13 +178,13 @@ def _suites(config: RunConfig, taken: Mapping[str, Record]) -> dict[str, Input]:
     return suites
 
 
-def _evaluated(config: RunConfig, taken: Mapping[str, Record] | None) -> tuple[dict[str, Input], dict[str, Input]]:
+def _evaluated(config: RunConfig, home: Path, taken: Mapping[str, Record] | None) -> list[dict[str, Input]]:
     """Return the files of tasks and of probes; none if `taken` is None, because the run ends before."""
     if taken is None:
-        return {}, {}
-    tasks, probes = task_inputs(config, taken), probe_inputs(config, taken)
+        return [{}, {}]
+    tasks, probes = task_inputs(config, taken), probe_inputs(config, taken, home)
     refuse_unknown_names(config, [*tasks, *probes])
-    return tasks, probes
+    return [tasks, probes]
 
 
 def _votes(config: RunConfig, home: Path) -> dict[str, Input]:

@@ -18,7 +18,7 @@ FILES = (
     "data.preferences", "data.judge_preferences", "data.demonstrations", "data.prompts", "data.suite",
     "data.decontaminate", "data.deployment_prompts", "sft.base", "sft.chat_template", "reward.suites",
     "reward.refresh.from_run", "ppo.rewards.source", "ppo.rules.file", "ppo.rollout.folder", "human_eval.guidelines",
-    "evaluation.probes",
+    "evaluation.probes", "evaluation.judge",
 )  # fmt: skip
 """Options that may name a file or folder. A test walks the config, so that a new one is not left out."""
 

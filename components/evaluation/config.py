@@ -1,10 +1,11 @@
 """Options of the evaluation by tasks and probes. Importable without torch and without the harness."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from components.base.settings import Settings, unkeyed
+from components.base.settings import Settings, keyed_if_set, unkeyed
+from components.labelling.config import EndpointConfig
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 
@@ -17,6 +18,8 @@ ITEM_FIELDS: dict[Kind, tuple[str, str, str]] = {
     "task": (ITEMS, "document", "value"), "probe": (RESPONSES, "id", "violation"),
 }  # fmt: skip
 """Maps a kind to its file with a row for each document or prompt, and the fields of the row's name and value."""
+JUDGE = "judge"
+"""The input with the folder of `evaluation.judge`, and a folder of its answers."""
 Margin = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -41,12 +44,23 @@ class EvaluationConfig(Settings):
     sampling: Literal["greedy", "sampled"] = "greedy"
     """How probes' prompts are answered: by the likeliest token, or by tokens sampled as in training, with a random
     stream for each prompt."""
+    judge: str | None = unkeyed(None, min_length=1)
+    """A language model that judges responses to probes instead of the rules: a folder, or a run's `RUN:sft` or
+    `RUN:ppo`. Where it prefers neither verdict, the rule decides. The keys have its digest."""
+    judge_endpoint: EndpointConfig | None = keyed_if_set(None)
+    """Instead of `judge`: a model behind an OpenAI-compatible endpoint. Its key is read from TETHER_JUDGE_TOKEN."""
     margin: Margin = 0.05
     """How much worse than the SFT model the policy may be on a task or on a probe of your own, in units of its metric.
     A gate compares the upper end of the interval with it. The probes that come with Tether have margins of 0.1, and
     `false_premises` of 0.15."""
     margins: dict[str, Margin] = Field(default_factory=dict)
     """Maps a task's or a probe's name to its own margin."""
+
+    @model_validator(mode="after")
+    def _has_one_judge(self) -> Self:
+        if self.judge is not None and self.judge_endpoint is not None:
+            raise ValueError("set either judge or judge_endpoint")
+        return self
 
 
 class _EvaluationJob(Settings):
@@ -57,8 +71,8 @@ class _EvaluationJob(Settings):
 
     def uses(self, option: str) -> bool:
         """Return whether this part's output depends on an option: margins, for example, enter the comparison alone."""
-        group, _, name = option.partition(".")
-        return (name or group) in self.read if group == "seed" or (group == "evaluation" and name) else True
+        group, *names = option.split(".")
+        return (names or [group])[0] in self.read if group == "seed" or (group == "evaluation" and names) else True
 
 
 class TasksJob(_EvaluationJob):
@@ -74,7 +88,7 @@ class TasksJob(_EvaluationJob):
 class ProbesJob(_EvaluationJob):
     """Everything except the inputs on which one model's responses to probes depend."""
 
-    read = ("batch_size", "sampling", "seed")
+    read = ("batch_size", "sampling", "seed", "judge_endpoint")
     runtime: Runtime
     """The machine that generates."""
     generation: GenerationConfig

@@ -102,7 +102,7 @@ class ProbePrompt(Settings):
     clears: Patterns = ()
     """Regular expressions that make a response none; for a false premise, what a correction says."""
     labelled: tuple[LabelledResponse, ...] = ()
-    """Responses with people's labels, on which the rule is measured."""
+    """Responses with people's labels, on which the rule and a judge are measured."""
 
     @model_validator(mode="after")
     def _is_a_conversation(self) -> Self:

@@ -1,6 +1,7 @@
 """Find the files of the tasks and probes on which a run is evaluated, and refuse what can't be evaluated."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -9,11 +10,17 @@ from components.base.paths import user_path
 from components.base.text import counted
 from components.data.inputs import kind_of
 from components.evaluation import harness
+from components.evaluation.config import JUDGE
+from components.evaluation.probe_judge import probe_question
 from components.evaluation.probe_prompts import probe_path, read_probe
 from components.evaluation.probe_results import PROBES
 from components.evaluation.task_files import OPTION, TASKS, read_task_files
-from components.store.store import Record
+from components.labelling.feedback.judges import EndpointJudge, letter_tokens
+from components.models.weights import check_weights
+from components.store.store import ArtifactStore, Record
 from flows.config.run_config import RunConfig
+from flows.data.candidates import find_models
+from flows.data.reference import stored_input
 from tasks.allowed import refuse_path
 from tasks.result import Input
 
@@ -30,13 +37,18 @@ def task_inputs(config: RunConfig, taken: Mapping[str, Record]) -> dict[str, Inp
     return _recorded(taken, "evaluation.policy_tasks", TASKS) or (_tasks(config) if config.evaluation.tasks else {})
 
 
-def probe_inputs(config: RunConfig, taken: Mapping[str, Record]) -> dict[str, Input]:
-    """Return the files of the probes that `evaluation.probes` names, or as the reused stage of `taken` read them.
+def probe_inputs(config: RunConfig, taken: Mapping[str, Record], home: Path) -> dict[str, Input]:
+    """Return the files of the probes that `evaluation.probes` names and the model of `evaluation.judge`, or as the
+    reused stage of `taken` read them.
+
+    A judge behind an endpoint is asked a question, so that nothing is trained before one that can't be used is refused.
 
     Raises:
-        UserError: a file is missing or damaged, or two have one name.
+        UserError: a file is missing or damaged, two have one name, or the judge can't be used.
+        Unreachable: the judge does not answer.
     """
-    return _recorded(taken, "evaluation.policy_probes", PROBES) or _probes(config)
+    recorded = _recorded(taken, "evaluation.policy_probes", PROBES, JUDGE)
+    return recorded or (_probes(config) | _judge(config, home) if config.evaluation.probes else {})
 
 
 def refuse_unknown_names(config: RunConfig, inputs: Iterable[str]) -> None:
@@ -54,10 +66,10 @@ def refuse_unknown_names(config: RunConfig, inputs: Iterable[str]) -> None:
                 )
 
 
-def _recorded(taken: Mapping[str, Record], stage: str, kind: str) -> dict[str, Input]:
+def _recorded(taken: Mapping[str, Record], stage: str, *kinds: str) -> dict[str, Input]:
     record = taken.get(stage)
     inputs = {} if record is None else record.inputs
-    return {name: Input(digest=digest, path=Path(name)) for name, digest in inputs.items() if kind_of(name) == kind}
+    return {name: Input(digest=digest, path=Path(name)) for name, digest in inputs.items() if kind_of(name) in kinds}
 
 
 def _tasks(config: RunConfig) -> dict[str, Input]:
@@ -86,6 +98,24 @@ def _probes(config: RunConfig) -> dict[str, Input]:
         prompts[probe.name] = [prompt.id for prompt in probe.prompts]
     _refuse_too_few(config, "probe", prompts)
     return {name: Input.of(path) for name, path in files.items()}
+
+
+def _judge(config: RunConfig, home: Path) -> dict[str, Input]:
+    option = "evaluation.judge"
+    if (endpoint := config.evaluation.judge_endpoint) is not None:
+        with closing(EndpointJudge(endpoint, f"{option}_endpoint")) as judge:
+            judge.answer(probe_question("is a greeting", [{"role": "user", "content": "Hi"}], "Hello!", swapped=False))
+    if (name := config.evaluation.judge) is None:
+        return {}
+    from components.models.tokenizers import load_tokenizer
+
+    (model,) = find_models([name], home, option)
+    check_weights(model.folder, option)
+    letter_tokens(load_tokenizer(model.folder, option), f"{option} {name}")
+    if Path(name).expanduser().is_dir():
+        return {JUDGE: Input.of(model.folder)}
+    store = ArtifactStore(home)
+    return {JUDGE: stored_input(store, model.digest, store.path(model.digest))}
 
 
 def _refuse_too_few(config: RunConfig, kind: Literal["task", "probe"], clusters: Mapping[str, Sequence[str]]) -> None:

@@ -11,7 +11,6 @@ from components.base.errors import UserError
 from components.base.nested import group
 from components.base.observe import Observe
 from components.base.text import markdown
-from components.data.inputs import kind_of
 from components.evaluation.config import ITEM_FIELDS
 from components.gates.gate_text import number
 from components.models.runtime import activate
@@ -38,8 +37,8 @@ def evaluate(home: Path, name: str, options: Sequence[Override], observe: Observ
     except UserError as error:
         raise UserError(f"{error} A reward model is evaluated with --suite FILE.") from error
     config = _config(home, model, options)
-    inputs = task_inputs(config, {}) | probe_inputs(config, {})
-    refuse_unknown_names(config, inputs)
+    inputs = {"task": task_inputs(config, {}), "probe": probe_inputs(config, {}, home)}
+    refuse_unknown_names(config, [*inputs["task"], *inputs["probe"]])
     from components.evaluation.comparison import read_measured, score_interval  # loads scipy
 
     activate(config.runtime)
@@ -48,8 +47,7 @@ def evaluate(home: Path, name: str, options: Sequence[Override], observe: Observ
         work = Path(folder)
         _place(model, f"eval {name}", bool(config.evaluation.probes), work / "model")
         for kind in ITEM_FIELDS:
-            files = {label: source.path for label, source in inputs.items() if kind_of(label) == f"{kind}s"}
-            if files:
+            if files := {label: source.path for label, source in inputs[kind].items()}:
                 stage = STAGES[f"evaluation.policy_{kind}s"]
                 stage.load_run()(config.stage_job(stage), {"model": work, **files}, work / kind, observe)
                 rows += [

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from components.base.hashing import canonical_json
 from components.evaluation.config import COMPARISONS, ITEM_FIELDS, RESULTS, Kind
+from components.evaluation.probe_prompts import LabelAgreement
 from flows.reports.run_facts import Document, RunFacts, on_the_sheet
 
 FAILURES = 3
@@ -21,6 +22,8 @@ class Evaluated(NamedTuple):
     better: int | None
     failures: list[tuple[Document, Document]]
     """SFT's row of `items.jsonl` or `responses.jsonl` and the policy's, the largest falls first."""
+    judge: dict[str, float | None]
+    """How a probe's judge agrees with people (`LabelAgreement`); all None without a judge or labels."""
 
 
 def evaluation_facts(facts: RunFacts) -> list[Evaluated]:
@@ -48,5 +51,7 @@ def evaluation_facts(facts: RunFacts) -> list[Evaluated]:
         ordered = sorted(falls(row["kind"], row["name"]), key=lambda pair: -pair[0])
         alone = [pair for fall, pair in ordered if fall > 0 and canonical_json(pair[1]["prompt"]) not in hidden]
         worse, better = (sum(sign * fall > 0 for fall, _ in ordered) if ordered else None for sign in (1, -1))
-        comparisons.append(Evaluated(row, worse, better, alone[:FAILURES]))
+        name = f"evaluation/judge_{{}}_of_{row['kind']}_from/{row['name']}".format
+        judge = {field: stage.metrics.get(name(field)) for field in LabelAgreement._fields}
+        comparisons.append(Evaluated(row, worse, better, alone[:FAILURES], judge))
     return comparisons

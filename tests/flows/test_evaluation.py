@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from components.base.errors import UserError
+from components.base.hashing import canonical_json
 from components.base.jsonl import read_rows, write_rows
+from components.base.settings import keyed_values
 from components.evaluation import harness
 from components.evaluation.task_files import read_task_files
 from components.store.store import ArtifactStore
 from flows.config.profiles import Override, parse_override
 from flows.config.run_config import RunConfig, load_config
-from flows.data.evaluation_inputs import task_inputs
+from flows.data.evaluation_inputs import probe_inputs, task_inputs
 from flows.launch.begin import Launch, new_run, rerun
 from flows.launch.request import Request
 from flows.rlhf import pipeline
@@ -25,6 +27,8 @@ from tasks.result import Input
 from tasks.runs.status import StageStatus, load_status
 from tasks.stages import ALWAYS, STAGES
 from tests.components.evaluation.local_tasks import write_task
+from tests.components.labelling.feedback.test_judges import said, write_judge
+from tests.components.rewards.scorer import Scorer
 
 SMALL = ["data.generator.demonstrations=150", "data.generator.pairs=200", "sft.epochs=1", "sft.evaluate=16",
          "ppo.updates=1", "ppo.evaluate=16", "ppo.evaluate_every=1", "gates.policy.evaluated=null",
@@ -93,6 +97,80 @@ def test_a_seed_changes_sampled_responses_alone(sampling: str, tmp_path: Path) -
     keys = {key("evaluation.sft_probes", config(f"seed={seed}", f"evaluation.sampling={sampling}"), inputs)
             for seed in (1, 2)}  # fmt: skip
     assert len(keys) == (2 if sampling == "sampled" else 1)
+
+
+def test_a_judge_is_in_the_key_of_responses_to_probes_alone_and_only_if_it_is_set(tmp_path: Path) -> None:
+    inputs = {"model": Input(path=tmp_path, digest="d" * 64)}
+    endpoint = "evaluation.judge_endpoint={{url: 'http://127.0.0.1:1/v1', model: {0}, patience: {1}}}".format
+    judges: Any = ([endpoint("big", 1)], [endpoint("big", 2)], [endpoint("small", 1)], ["evaluation.judge=a"], [])
+    for stage in ("evaluation.sft_probes", "evaluation.policy_probes"):
+        keys = [key(stage, config(*options), inputs) for options in judges]
+        assert keys[0] == keys[1] and len({*keys}) == 3 and keys[3] == keys[4], "a folder's input has its digest"
+        values = keyed_values(config().stage_job(STAGES[stage]))["evaluation"]
+        assert values == {"batch_size": 16, "sampling": "greedy"}
+    for unjudged in (STAGES["evaluation.sft_tasks"], STAGES["evaluation"]):
+        assert len({canonical_json(keyed_values(config(*options).stage_job(unjudged))) for options in judges}) == 1
+
+
+def judge_of(home: Path, *options: str) -> dict[str, Input]:
+    return probe_inputs(config("evaluation.probes=[harmful]", *options), {}, home)
+
+
+def test_a_judge_in_a_folder_or_of_a_run_is_an_input(make_home: Any, tmp_path: Path) -> None:
+    write_judge(tmp_path / "judge")
+    found = judge_of(tmp_path, f"evaluation.judge={tmp_path / 'judge'}")
+    assert found["judge"] == Input.of(tmp_path / "judge") and list(found) == ["probes/harmful", "judge"]
+    record = type("Recorded", (), {"inputs": {name: source.digest for name, source in found.items()}})
+    taken: dict[str, Any] = {"evaluation.policy_probes": record}
+    again = probe_inputs(config("evaluation.probes=[gone]", "evaluation.judge=gone"), taken, tmp_path)
+    assert {name: source.digest for name, source in again.items()} == record.inputs, "a reused one may be deleted"  # type: ignore[attr-defined]
+    home = make_home()
+    with pytest.raises(UserError, match=r"evaluation\.judge .*:sft: its tokenizer has no single token for A and for B"):
+        judge_of(home.path, f"evaluation.judge={home.run}:sft")
+
+
+def test_an_endpoint_is_asked_before_a_run_begins(tmp_path: Path) -> None:
+    with Scorer() as endpoint:
+        endpoint.answer = lambda body: said("A")
+        options = [f"evaluation.judge_endpoint.url={endpoint.url}", "evaluation.judge_endpoint.model=big"]
+        assert list(judge_of(tmp_path, *options)) == ["probes/harmful"] and len(endpoint.asked) == 1
+        endpoint.answer = lambda body: (404, {"error": "no model big"})
+        with pytest.raises(UserError, match=r"evaluation\.judge_endpoint http.*it refuses .404.*no model big"):
+            judge_of(tmp_path, *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["evaluation.judge={0}/gone"], r"evaluation\.judge {0}/gone: there is no such folder"),
+        (["evaluation.judge={0}"], r"evaluation\.judge {0}: {0} holds no model: its config\.json can't be read"),
+        (
+            ["evaluation.judge_endpoint={{url: 'http://127.0.0.1:9/v1', model: big, patience: 0}}"],
+            r"evaluation\.judge_endpoint http://127\.0\.0\.1:9/v1: the endpoint could not be reached for 0 s",
+        ),
+    ],
+)
+def test_a_judge_that_cannot_be_used_is_refused_before_a_run_begins(
+    options: list[str], message: str, tmp_path: Path
+) -> None:
+    named = [option.format(tmp_path) for option in options]
+    with pytest.raises(UserError, match=message.format(tmp_path)) as refused:
+        new_run(tmp_path / "home", "tiny", config("evaluation.probes=[harmful]", *named))
+    assert refused.value.exit_code == 2 and "\n" not in str(refused.value)
+    assert not (tmp_path / "home" / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("{judge: a, judge_endpoint: {url: 'http://a/v1', model: m}}", "set either judge or judge_endpoint"),
+        ("{judge_endpoint: {url: 'http://a/v1'}}", r"evaluation\.judge_endpoint\.model"),
+        ("{judge_endpoint: {url: 'http://me:hunter2@a/v1', model: m}}", "holds a password or another secret"),
+    ],
+)
+def test_an_invalid_judge_is_refused_with_its_option(option: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        config(f"evaluation={option}")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ NO_PATHS = {
     *("ppo.rules.drop", "ppo.rules.penalty"),
     *("ppo.rules.patterns", "ppo.rules.function", "ppo.rules.code", "ppo.rollout.url", "ppo.rollout.version"),
     *("ppo.rollout.dtype", "human_eval.instructions", "gates.extra.metric", "gates.extra.code"),
-    *("evaluation.clusters", "evaluation.margins"),
+    *("evaluation.clusters", "evaluation.margins", "evaluation.judge_endpoint.url", "evaluation.judge_endpoint.model"),
     "gates.extra.description",
 }
 """Options with a text that names no path and no code: runs of the home, columns, patterns, names and addresses."""
@@ -91,6 +91,7 @@ OF_PATHS = {
     "human_eval.guidelines": "human_eval.guidelines={0}/rows.jsonl",
     "evaluation.tasks": "evaluation.tasks=[{0}/rows.jsonl]",
     "evaluation.probes": "evaluation.probes=[{0}/rows.jsonl]",
+    "evaluation.judge": "evaluation.judge={0}",
     "ppo.rollout.folder": "ppo.rollout.folder={0}/not_yet",
 }
 

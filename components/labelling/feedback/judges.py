@@ -36,8 +36,8 @@ class FolderJudge:
     chat template, at temperature 1 (Lee et al. 2023, arXiv:2309.00267, section 2.1).
     """
 
-    def __init__(self, folder: Path, runtime: Runtime) -> None:
-        """Load the model.
+    def __init__(self, folder: Path, runtime: Runtime, option: str = "--judge") -> None:
+        """Load the model. `option` names the folder, for errors.
 
         Raises:
             UserError: the folder has no language model with a chat template, or its tokenizer lacks the tokens A and B.
@@ -46,17 +46,10 @@ class FolderJudge:
         from components.models.matrices.kernels import by_onednn
 
         activate(runtime)
-        model, self._tokenizer = load_base(folder, "--judge", trained=False)
+        model, self._tokenizer = load_base(folder, option, trained=False)
         self._model, self._runtime = by_onednn(model.to(runtime.device)), runtime
         self._most = getattr(model.config, "max_position_embeddings", None) or 1 << 30
-        tokens = [self._tokenizer(side, add_special_tokens=False)["input_ids"] for side in SIDES]
-        unknown = self._tokenizer.unk_token_id
-        if any(len(ids) != 1 or ids[0] == unknown for ids in tokens) or tokens[0] == tokens[1]:
-            raise UserError(
-                f"--judge {folder}: its tokenizer has no single token for A and for B, so its answer can't be "
-                "read from its probabilities. Use another model."
-            )
-        self._sides = [ids[0] for ids in tokens]
+        self._option, self._sides = option, letter_tokens(self._tokenizer, f"{option} {folder}")
 
     def answer(self, messages: Sequence[Message]) -> JudgeAnswer:
         """Return its preference from a forward pass over this question alone: in a batch, rounding depends on the rest.
@@ -73,7 +66,7 @@ class FolderJudge:
         try:
             text = rendered_prompt(self._tokenizer, messages)
         except TemplateError as error:
-            raise UserError(f"--judge: the model's chat template refuses a question: {error}.") from error
+            raise UserError(f"{self._option}: the model's chat template refuses a question: {error}.") from error
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) > self._most:
             return {"first": None, "said": f"the question has {len(ids)} tokens, and the model reads {self._most}"}
@@ -84,7 +77,7 @@ class FolderJudge:
         logprobs = logits.double().log_softmax(-1)[self._sides]
         first, mass = logprobs.softmax(-1)[0], logprobs.exp().sum()
         if not bool(logprobs.isfinite().all()):
-            raise UserError("--judge: the model's log-probabilities are NaN or infinite. Use an undamaged model.")
+            raise UserError(f"{self._option}: the model gives NaN or infinite log-probabilities. Use an undamaged one.")
         return {"first": float(first), "mass": float(mass)}
 
     def close(self) -> None:
@@ -98,9 +91,10 @@ class EndpointJudge:
     {"choices": [{"message": {"content": "..."}}]}. The key in `TETHER_JUDGE_TOKEN` is sent as a bearer token.
     """
 
-    def __init__(self, config: EndpointConfig) -> None:
-        refuse_credentials("--judge", config.url)
-        self._config = config
+    def __init__(self, config: EndpointConfig, option: str = "--judge") -> None:
+        """Open the client. `option` names the endpoint, for errors."""
+        refuse_credentials(option, config.url)
+        self._config, self._option = config, option
         self._http = HttpClient(config.timeout, self._error, TOKEN)
 
     def close(self) -> None:
@@ -128,7 +122,7 @@ class EndpointJudge:
             raise self._error(f"it refuses the key ({response.status_code}). Set the environment variable {TOKEN}.")
         if response.status_code >= 300:
             problem = f"it refuses ({response.status_code}): {said(response.text)}"
-            raise self._error(f"{problem}. Check the address and --model.")
+            raise self._error(f"{problem}. Check the address and the model's name.")
         text = _content(response)
         if text is None:
             raise self._error(
@@ -139,17 +133,32 @@ class EndpointJudge:
 
     def _unreachable(self, problem: str) -> Unreachable:
         return Unreachable(
-            f"--judge {self._config.url}: the endpoint could not be reached for {self._config.patience:g} s "
+            f"{self._option} {self._config.url}: the endpoint could not be reached for {self._config.patience:g} s "
             f"({problem}). Check that it is running. Its answers so far are kept: run the same command again to "
             "continue."
         )
 
     def _error(self, text: str) -> UserError:
-        return UserError(f"--judge {self._config.url}: {text}")
+        return UserError(f"{self._option} {self._config.url}: {text}")
 
 
 Judge = FolderJudge | EndpointJudge
 """Answers questions. Equal questions get equal answers."""
+
+
+def letter_tokens(tokenizer: Any, named: str) -> list[int]:
+    """Return the tokens A and B of a tokenizer; `named` begins the error.
+
+    Raises:
+        UserError: it has no such tokens.
+    """
+    tokens = [tokenizer(side, add_special_tokens=False)["input_ids"] for side in SIDES]
+    if any(len(ids) != 1 or ids[0] == tokenizer.unk_token_id for ids in tokens) or tokens[0] == tokens[1]:
+        raise UserError(
+            f"{named}: its tokenizer has no single token for A and for B, so its answer can't be read from its "
+            "probabilities. Use another model."
+        )
+    return [ids[0] for ids in tokens]
 
 
 def _content(answer: HttpAnswer) -> str | None:

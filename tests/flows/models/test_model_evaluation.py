@@ -26,6 +26,8 @@ from flows.cli.__main__ import app
 from flows.config.profiles import parse_override
 from flows.models.model_evaluation import evaluate, text
 from tests.components.evaluation.local_tasks import write_task
+from tests.components.labelling.feedback.test_judges import said
+from tests.components.rewards.scorer import Scorer
 
 WORDS = "what is plus question answer code of parcel".split()
 SHAPE = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -92,6 +94,15 @@ def test_scores_are_those_of_the_stage(tether_here: Any, model: Path, probe: Pat
     assert "| probe codes | violations, lower is better | 8 | " in printed
     assert "temperature 1, in up to 3 tokens" in printed
     assert not (home / "runs").exists() and not (home / "objects").exists(), "it publishes nothing"
+
+
+def test_a_judge_decides_instead_of_the_rule(model: Path, probe: Path, tmp_path: Path) -> None:
+    with Scorer() as endpoint:
+        endpoint.answer = lambda body: said("A" if "\nA: It is not" in body["messages"][0]["content"] else "B")
+        options = [f"evaluation.probes=[{probe}]", "generation.max_new_tokens=2",
+                   f"evaluation.judge_endpoint={{url: '{endpoint.url}', model: big}}"]  # fmt: skip
+        [row] = evaluate(tmp_path / "home", str(model), list(map(parse_override, options)), unobserved)["results"]
+    assert row["score"] == 0 and len(endpoint.asked) == 1 + 2 * len(WORDS)
 
 
 def test_a_runs_policy_answers_as_in_its_run(make_home: Any, probe: Path) -> None:

@@ -1,5 +1,6 @@
 """The report's section on tasks and probes: both models' numbers, and prompts on which only the policy fails."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,21 @@ def test_the_page_compares_both_models_and_escapes_what_they_wrote(tmp_path: Pat
     assert section.index("harmful") < section.index("sums"), "the tightest first"
     assert '<details open><summary>Probe harmful' in section and '<details><summary>Task sums' in section
     assert '<li><a href="#evaluation">' in source
+
+
+def test_the_judges_agreement_with_people_is_in_the_section(tmp_path: Path) -> None:
+    run = stored_run(tmp_path, upto="ppo")
+    add_evaluation(tmp_path, run)
+    agreement = {"responses": 12, "precision": 0.75, "recall": 0.5}
+    of_judge = {f"evaluation/judge_{name}_of_probe_from/harmful": value for name, value in agreement.items()}
+    written = json.loads((path := tmp_path / "runs" / run / "run.json").read_text())
+    next(stage for stage in written["stages"] if stage["name"] == "evaluation")["metrics"] |= of_judge
+    path.write_text(json.dumps(written))
+    found = evaluated(tmp_path)
+    assert found["harmful"].judge == agreement | {"kappa": None} and not any(found["codes"].judge.values())
+    text = Text(page(run_facts(tmp_path))).text
+    assert text.count("that people labelled, the judge has") == 1
+    assert "on 12 responses that people labelled, the judge has precision 0.75, recall 0.5, kappa none." in text
 
 
 def test_a_run_without_an_evaluation_has_no_section(tmp_path: Path) -> None:

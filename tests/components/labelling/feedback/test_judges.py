@@ -108,7 +108,7 @@ def test_an_endpoint_that_is_busy_is_asked_again_no_sooner_than_it_says(
     ("answer", "problem"),
     [
         ((401, {}), "it refuses the key .401.. Set the environment variable TETHER_JUDGE_TOKEN"),
-        ((404, {"error": "no model big"}), "it refuses .404.*no model big.*--model"),
+        ((404, {"error": "no model big"}), "it refuses .404.*no model big.*the model's name"),
         ((200, {"text": "A"}), "not a /v1/chat/completions answer"),
         (said(None), "not a /v1/chat/completions answer"),
     ],
