@@ -101,8 +101,8 @@ def _stages(config: RunConfig, sources: Sources, stage: Callable[..., StageResul
 def _evaluation(sources: Sources, stage: Callable[..., StageResult], models: dict[str, StageResult]) -> StageResult:
     """Evaluate both models on the tasks and probes that there are, and compare them."""
     results = {
-        f"{side}_{kind}": stage(f"evaluation.{side}_{kind}", model=model, **files)
-        for kind, files in (("tasks", sources.tasks), ("probes", sources.probes)) if files
+        f"{side}_{kind}s": stage(f"evaluation.{side}_{kind}s", model=model, **files)
+        for kind, files in sources.evaluation.items() if files
         for side, model in models.items()
     }  # fmt: skip
     return stage("evaluation", **results)

@@ -18,6 +18,7 @@ from components.data.inputs import (
     refuse_unknown_sources,
     values_of,
 )
+from components.evaluation.config import Kind
 from components.human_eval.batch.halves import HELD_OUT
 from components.human_eval.blinding import SECRET, home_secret
 from components.models.weights import as_folder, check_weights
@@ -26,7 +27,7 @@ from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
 from flows.config.run_config import RunConfig
 from flows.data.data_files import find_files
-from flows.data.evaluation_inputs import probe_inputs, refuse_unknown_names, task_inputs
+from flows.data.evaluation_inputs import evaluation_inputs
 from flows.data.pretrained import check_template, find_base
 from flows.data.reference import find_reference, stored_input
 from flows.data.reward_sources import model_sources, reward_model
@@ -60,10 +61,9 @@ class Sources:
     """`judge_preferences`, or `judge_preferences/LABEL` for each of several."""
     suites: dict[str, Input] = field(default_factory=dict)
     """`suites/NAME`: each file of judged pairs that `reward.suites` names."""
-    tasks: dict[str, Input] = field(default_factory=dict)
-    """`tasks/NAME`: the YAML of each task of `evaluation.tasks`; `tasks/NAME/1` and so on: its other files."""
-    probes: dict[str, Input] = field(default_factory=dict)
-    """`probes/NAME`: each file of `evaluation.probes`; `judge`: the model of `evaluation.judge`."""
+    evaluation: dict[Kind, dict[str, Input]] = field(default_factory=dict)
+    """Of tasks `tasks/NAME`: the YAML of each of `evaluation.tasks`; `tasks/NAME/1` and so on: its other files. Of
+    probes `probes/NAME`: each file of `evaluation.probes`; `judge`: the model of `evaluation.judge`."""
     compared: dict[str, Input] = field(default_factory=dict)
     """`data` and `model_1` to `model_k`, if the run only compares models."""
 
@@ -108,7 +108,7 @@ def find_sources(
         _rewards(config, home, taken) if reaches("ppo", until) else {},
         _judge(config, home, taken, data),
         _suites(config, taken) if reaches("reward", until) else {},
-        *_evaluated(config, home, taken if reaches("evaluation", until) else None),
+        evaluation_inputs(config, home, taken) if reaches("evaluation", until) else {},
     )
 
 
@@ -176,15 +176,6 @@ def _suites(config: RunConfig, taken: Mapping[str, Record]) -> dict[str, Input]:
             raise UserError(f"{field}: {error}") from error
         suites[f"{SUITES}/{name}"] = Input.of(path)
     return suites
-
-
-def _evaluated(config: RunConfig, home: Path, taken: Mapping[str, Record] | None) -> list[dict[str, Input]]:
-    """Return the files of tasks and of probes; none if `taken` is None, because the run ends before."""
-    if taken is None:
-        return [{}, {}]
-    tasks, probes = task_inputs(config, taken), probe_inputs(config, taken, home)
-    refuse_unknown_names(config, [*tasks, *probes])
-    return [tasks, probes]
 
 
 def _votes(config: RunConfig, home: Path) -> dict[str, Input]:

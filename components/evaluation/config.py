@@ -66,6 +66,8 @@ class EvaluationConfig(Settings):
 class _EvaluationJob(Settings):
     read: ClassVar[tuple[str, ...]]
     """The options of `evaluation` that change the part's output, and `seed` if it may."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """The evaluation by tasks and probes."""
     seed: int = 0
     """The run's seed. Only sampled responses to probes depend on it, so the records of others do not have it."""
 
@@ -81,8 +83,6 @@ class TasksJob(_EvaluationJob):
     read = ("limit", "batch_size", "chat_template", "clusters")
     runtime: Runtime
     """The machine that evaluates."""
-    evaluation: EvaluationConfig = EvaluationConfig()
-    """The evaluation by tasks and probes."""
 
 
 class ProbesJob(_EvaluationJob):
@@ -93,8 +93,6 @@ class ProbesJob(_EvaluationJob):
     """The machine that generates."""
     generation: GenerationConfig
     """The caps, and how responses are sampled if they are."""
-    evaluation: EvaluationConfig = EvaluationConfig()
-    """The evaluation by tasks and probes."""
 
     def uses(self, option: str) -> bool:
         """Do the same. Greedy responses do not depend on the seed."""
@@ -105,5 +103,3 @@ class EvaluationJob(_EvaluationJob):
     """Everything except the two models' results on which their comparison depends."""
 
     read = ("margin", "margins")
-    evaluation: EvaluationConfig = EvaluationConfig()
-    """The evaluation by tasks and probes."""

@@ -3,14 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Literal
 
 from components.base.errors import UserError, about
 from components.base.paths import user_path
 from components.base.text import counted
-from components.data.inputs import kind_of
 from components.evaluation import harness
-from components.evaluation.config import JUDGE
+from components.evaluation.config import ITEM_FIELDS, JUDGE, Kind
 from components.evaluation.probe_judge import probe_question
 from components.evaluation.probe_prompts import probe_path, read_probe
 from components.evaluation.probe_results import PROBES
@@ -25,33 +23,33 @@ from tasks.allowed import refuse_path
 from tasks.result import Input
 
 
-def task_inputs(config: RunConfig, taken: Mapping[str, Record]) -> dict[str, Input]:
-    """Return the files of the tasks that `evaluation.tasks` names, or as the reused stage of `taken` read them.
+def evaluation_inputs(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[Kind, dict[str, Input]]:
+    """Return the files of the tasks, and those of the probes with the model of `evaluation.judge`, or as the reused
+    stages of `taken` read them.
 
-    The harness builds each task, so that nothing is trained before a task that can't be evaluated is refused.
-
-    Raises:
-        UserError: the harness is missing or of another version, a task is unknown or broken, or draws its data from a
-            hub; or `evaluation.margins` or `evaluation.clusters` name another task.
-    """
-    return _recorded(taken, "evaluation.policy_tasks", TASKS) or (_tasks(config) if config.evaluation.tasks else {})
-
-
-def probe_inputs(config: RunConfig, taken: Mapping[str, Record], home: Path) -> dict[str, Input]:
-    """Return the files of the probes that `evaluation.probes` names and the model of `evaluation.judge`, or as the
-    reused stage of `taken` read them.
-
-    A judge behind an endpoint is asked a question, so that nothing is trained before one that can't be used is refused.
+    The harness builds each task, and a judge behind an endpoint is asked a question, so that nothing is trained before
+    a task that can't be evaluated or a judge that can't be used is refused.
 
     Raises:
-        UserError: a file is missing or damaged, two have one name, or the judge can't be used.
+        UserError: the harness is missing or of another version; a task is unknown or broken, or draws its data from a
+            hub; a probe's file is missing or damaged; two tasks or probes have one name; the judge can't be used; or
+            `evaluation.margins` or `evaluation.clusters` name another task or probe.
         Unreachable: the judge does not answer.
     """
-    recorded = _recorded(taken, "evaluation.policy_probes", PROBES, JUDGE)
-    return recorded or (_probes(config) | _judge(config, home) if config.evaluation.probes else {})
+    inputs: dict[Kind, dict[str, Input]] = {}
+    for kind in ITEM_FIELDS:
+        record = taken.get(f"evaluation.policy_{kind}s")
+        recorded = {} if record is None else record.inputs
+        inputs[kind] = {
+            name: Input(digest=digest, path=Path(name)) for name, digest in recorded.items() if name != "model"
+        }
+    inputs["task"] = inputs["task"] or (_tasks(config) if config.evaluation.tasks else {})
+    inputs["probe"] = inputs["probe"] or (_probes(config) | _judge(config, home) if config.evaluation.probes else {})
+    _refuse_unknown_names(config, [*inputs["task"], *inputs["probe"]])
+    return inputs
 
 
-def refuse_unknown_names(config: RunConfig, inputs: Iterable[str]) -> None:
+def _refuse_unknown_names(config: RunConfig, inputs: Iterable[str]) -> None:
     """Raise UserError if `evaluation.margins` or `evaluation.clusters` name what is not among the inputs."""
     names = [name.split("/") for name in inputs]
     tasks = [parts[1] for parts in names if parts[0] == TASKS and len(parts) == 2]
@@ -64,12 +62,6 @@ def refuse_unknown_names(config: RunConfig, inputs: Iterable[str]) -> None:
                 raise UserError(
                     f"evaluation.{option}.{name}: no such name; the run has {', '.join(there) or 'none'}. Correct it."
                 )
-
-
-def _recorded(taken: Mapping[str, Record], stage: str, *kinds: str) -> dict[str, Input]:
-    record = taken.get(stage)
-    inputs = {} if record is None else record.inputs
-    return {name: Input(digest=digest, path=Path(name)) for name, digest in inputs.items() if kind_of(name) in kinds}
 
 
 def _tasks(config: RunConfig) -> dict[str, Input]:
@@ -118,7 +110,7 @@ def _judge(config: RunConfig, home: Path) -> dict[str, Input]:
     return {JUDGE: stored_input(store, model.digest, store.path(model.digest))}
 
 
-def _refuse_too_few(config: RunConfig, kind: Literal["task", "probe"], clusters: Mapping[str, Sequence[str]]) -> None:
+def _refuse_too_few(config: RunConfig, kind: Kind, clusters: Mapping[str, Sequence[str]]) -> None:
     """Raise UserError if a policy that answers as SFT does would fail a gate, by its interval's width alone.
 
     Args:

@@ -11,14 +11,13 @@ from components.base.errors import UserError
 from components.base.nested import group
 from components.base.observe import Observe
 from components.base.text import markdown
-from components.evaluation.config import ITEM_FIELDS
 from components.gates.gate_text import number
 from components.models.runtime import activate
 from components.store.graph import Graph
 from components.store.store import ArtifactStore
 from flows.config.profiles import Override, apply_overrides
 from flows.config.run_config import RunConfig, check_config
-from flows.data.evaluation_inputs import probe_inputs, refuse_unknown_names, task_inputs
+from flows.data.evaluation_inputs import evaluation_inputs
 from flows.models.compared_models import find_language_model
 from tasks.result import Input
 from tasks.stages import STAGES
@@ -37,8 +36,7 @@ def evaluate(home: Path, name: str, options: Sequence[Override], observe: Observ
     except UserError as error:
         raise UserError(f"{error} A reward model is evaluated with --suite FILE.") from error
     config = _config(home, model, options)
-    inputs = {"task": task_inputs(config, {}), "probe": probe_inputs(config, {}, home)}
-    refuse_unknown_names(config, [*inputs["task"], *inputs["probe"]])
+    inputs = evaluation_inputs(config, home, {})
     from components.evaluation.comparison import read_measured, score_interval  # loads scipy
 
     activate(config.runtime)
@@ -46,8 +44,8 @@ def evaluate(home: Path, name: str, options: Sequence[Override], observe: Observ
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         _place(model, f"eval {name}", bool(config.evaluation.probes), work / "model")
-        for kind in ITEM_FIELDS:
-            if files := {label: source.path for label, source in inputs[kind].items()}:
+        for kind, sources in inputs.items():
+            if files := {label: source.path for label, source in sources.items()}:
                 stage = STAGES[f"evaluation.policy_{kind}s"]
                 stage.load_run()(config.stage_job(stage), {"model": work, **files}, work / kind, observe)
                 rows += [

@@ -16,7 +16,7 @@ from components.evaluation.task_files import read_task_files
 from components.store.store import ArtifactStore
 from flows.config.profiles import Override, parse_override
 from flows.config.run_config import RunConfig, load_config
-from flows.data.evaluation_inputs import probe_inputs, task_inputs
+from flows.data.evaluation_inputs import evaluation_inputs
 from flows.launch.begin import Launch, new_run, rerun
 from flows.launch.request import Request
 from flows.rlhf import pipeline
@@ -113,7 +113,7 @@ def test_a_judge_is_in_the_key_of_responses_to_probes_alone_and_only_if_it_is_se
 
 
 def judge_of(home: Path, *options: str) -> dict[str, Input]:
-    return probe_inputs(config("evaluation.probes=[harmful]", *options), {}, home)
+    return evaluation_inputs(config("evaluation.probes=[harmful]", *options), home, {})["probe"]
 
 
 def test_a_judge_in_a_folder_or_of_a_run_is_an_input(make_home: Any, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_judge_in_a_folder_or_of_a_run_is_an_input(make_home: Any, tmp_path: P
     assert found["judge"] == Input.of(tmp_path / "judge") and list(found) == ["probes/harmful", "judge"]
     record = type("Recorded", (), {"inputs": {name: source.digest for name, source in found.items()}})
     taken: dict[str, Any] = {"evaluation.policy_probes": record}
-    again = probe_inputs(config("evaluation.probes=[gone]", "evaluation.judge=gone"), taken, tmp_path)
+    again = evaluation_inputs(config("evaluation.probes=[gone]", "evaluation.judge=gone"), tmp_path, taken)["probe"]
     assert {name: source.digest for name, source in again.items()} == record.inputs, "a reused one may be deleted"  # type: ignore[attr-defined]
     home = make_home()
     with pytest.raises(UserError, match=r"evaluation\.judge .*:sft: its tokenizer has no single token for A and for B"):
@@ -276,5 +276,6 @@ def test_a_run_evaluates_both_models_and_another_policy_reuses_sfts_results(
 
 def test_a_reused_evaluation_needs_no_files(tmp_path: Path) -> None:
     record = type("Recorded", (), {"inputs": {"model": "m", "tasks/sums": "a" * 64, "tasks/sums/1": "b" * 64}})
-    inputs = task_inputs(config("evaluation.tasks=[gone.yaml]"), {"evaluation.policy_tasks": record})  # type: ignore[dict-item]
+    taken = {"evaluation.policy_tasks": record}
+    inputs = evaluation_inputs(config("evaluation.tasks=[gone.yaml]"), tmp_path, taken)["task"]  # type: ignore[arg-type]
     assert {name: source.digest[0] for name, source in inputs.items()} == {"tasks/sums": "a", "tasks/sums/1": "b"}
