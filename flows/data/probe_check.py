@@ -50,10 +50,7 @@ def check_text(check: dict[str, Any]) -> str:
         f"  categories: {categories}",
     ]
     if (labelled := check["labelled"])["responses"]:
-        shares = (
-            f"{name} {number(labelled[name])}"
-            for name in ("precision", "recall", "kappa")
-            if labelled[name] is not None
-        )
-        texts.append(f"  the rule on {counted(labelled['responses'], 'labelled response')}: {', '.join(shares)}")
+        measures = {name: value for name, value in labelled.items() if name != "responses" and value is not None}
+        shares = ", ".join(f"{name} {number(value)}" for name, value in measures.items())
+        texts.append(f"  the rule on {counted(labelled['responses'], 'labelled response')}: {shares}")
     return "\n".join(texts)
