@@ -100,8 +100,9 @@ class ProbesJob(_EvaluationJob):
     """The evaluation by tasks and probes."""
 
     def uses(self, option: str) -> bool:
-        """Do the same. Greedy responses do not depend on the seed."""
-        return super().uses(option) and (option != "seed" or self.evaluation.sampling == "sampled")
+        """Do the same. Greedy responses depend neither on the seed nor on the temperature."""
+        of_sampling = option in ("seed", "generation.temperature")
+        return super().uses(option) and (not of_sampling or self.evaluation.sampling == "sampled")
 
 
 class EvaluationJob(_EvaluationJob):

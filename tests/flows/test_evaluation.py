@@ -91,12 +91,14 @@ def test_the_harness_version_is_in_the_key() -> None:
     assert STAGES["evaluation.policy_tasks"].libraries == STAGES["evaluation.sft_tasks"].libraries
 
 
-@pytest.mark.parametrize("sampling", ["greedy", "sampled"])
-def test_a_seed_changes_sampled_responses_alone(sampling: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["seed=2", "generation.temperature=0.7"])
+def test_seed_and_temperature_change_sampled_responses_alone(option: str, tmp_path: Path) -> None:
     inputs = {"model": Input(path=tmp_path, digest="d" * 64)}
-    keys = {key("evaluation.sft_probes", config(f"seed={seed}", f"evaluation.sampling={sampling}"), inputs)
-            for seed in (1, 2)}  # fmt: skip
-    assert len(keys) == (2 if sampling == "sampled" else 1)
+    for sampling, count in (("greedy", 1), ("sampled", 2)):
+        options = ([f"evaluation.sampling={sampling}"], [f"evaluation.sampling={sampling}", option])
+        assert len({key("evaluation.sft_probes", config(*each), inputs) for each in options}) == count
+    longer = config("generation.max_new_tokens=9"), config()
+    assert len({key("evaluation.sft_probes", each, inputs) for each in longer}) == 2
 
 
 @pytest.mark.parametrize(
