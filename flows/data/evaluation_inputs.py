@@ -62,8 +62,8 @@ def refuse_unknown_names(config: RunConfig, inputs: Iterable[str]) -> None:
         for name in values:
             if name not in there:
                 raise UserError(
-                    f"evaluation.{option}.{name}: no such name; the run has {', '.join(there) or 'none'}. Correct it; null "
-                    "removes it."
+                    f"evaluation.{option}.{name}: no such name; the run has {', '.join(there) or 'none'}. Correct it, "
+                    "or remove it with null."
                 )
 
 
