@@ -1,8 +1,8 @@
 """Options of the evaluation by tasks and probes. Importable without torch and without the harness."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from components.base.settings import Settings, keyed_if_set, unkeyed
 from components.labelling.config import EndpointConfig
@@ -37,7 +37,8 @@ class EvaluationConfig(Settings):
     """Whether the harness writes a task's prompts with the model's chat template."""
     clusters: dict[str, str] = Field(default_factory=dict)
     """Maps a task's name to the field of its documents that is equal where documents belong together, such as several
-    questions about one text. Without a field each document counts by itself."""
+    questions about one text. Without a field each document counts by itself. An entry that is null is left out, so that
+    a rerun can remove it."""
     probes: tuple[str, ...] = unkeyed(())
     """Probes: `over_refusal`, `harmful`, `false_premises`, `over_promising`, or JSONL files of your own. The keys have
     the files' digests."""
@@ -54,7 +55,14 @@ class EvaluationConfig(Settings):
     A gate compares the upper end of the interval with it. The probes that come with Tether have margins of 0.1, and
     `false_premises` of 0.15."""
     margins: dict[str, Margin] = Field(default_factory=dict)
-    """Maps a task's or a probe's name to its own margin."""
+    """Maps a task's or a probe's name to its own margin. An entry that is null is left out, as in `clusters`."""
+
+    @field_validator("clusters", "margins", mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if value is None or isinstance(value, dict):
+            return {name: entry for name, entry in (value or {}).items() if entry is not None}
+        return value
 
     @model_validator(mode="after")
     def _has_one_judge(self) -> Self:
@@ -95,8 +103,9 @@ class ProbesJob(_EvaluationJob):
     """The caps, and how responses are sampled if they are."""
 
     def uses(self, option: str) -> bool:
-        """Do the same. Greedy responses do not depend on the seed."""
-        return super().uses(option) and (option != "seed" or self.evaluation.sampling == "sampled")
+        """Do the same. Greedy responses depend neither on the seed nor on the temperature."""
+        of_sampling = option in ("seed", "generation.temperature")
+        return super().uses(option) and (not of_sampling or self.evaluation.sampling == "sampled")
 
 
 class EvaluationJob(_EvaluationJob):

@@ -60,7 +60,8 @@ def _refuse_unknown_names(config: RunConfig, inputs: Iterable[str]) -> None:
         for name in values:
             if name not in there:
                 raise UserError(
-                    f"evaluation.{option}.{name}: no such name; the run has {', '.join(there) or 'none'}. Correct it."
+                    f"evaluation.{option}.{name}: no such name; the run has {', '.join(there) or 'none'}. Correct it, "
+                    "or remove it with null."
                 )
 
 

@@ -27,7 +27,6 @@ TIGHTENING = frozenset(
     if gate.group == "policy" and gate.name != "policy.kl_floor" and any(c.option in TETHER for c in gate.changes)
 )  # fmt: skip
 """The gates on the published policy whose advice tightens the tether, which helps none where KL is below its floor."""
-_ASKS_TIGHTER = re.compile(r"(?i:lower) `ppo\.kl\.target`|(?i:raise) `(ppo\.kl\.coefficient|policy\.beta)`")
 
 
 class Step(NamedTuple):
@@ -136,10 +135,10 @@ def _kl_below_its_floor(status: RunStatus) -> tuple[Verdict | None, str]:
 
 def _remedy(gate: Gate, method: str, is_slack: bool) -> str:
     """Return the sentences of a gate's remedy that name no option of `ppo` which the method refuses; if the tether
-    `is_slack` of those only the ones that do not tighten it."""
+    `is_slack` of those only the ones that name none of its options."""
     sentences = re.split(r"(?<=\.) (?=[A-Z`])", gate.remedy)
     usable = [s for s in sentences if all(is_used(method, name) for name in re.findall(r"`(ppo\.[\w.]+)", s))]
-    return " ".join(s for s in usable if not (is_slack and _ASKS_TIGHTER.search(s)))
+    return " ".join(s for s in usable if not (is_slack and any(f"`{option}`" in s for option in TETHER)))
 
 
 def _of_run(command: str, run: str) -> str:

@@ -14,8 +14,8 @@ from components.base.settings import keyed_values
 from components.evaluation import harness
 from components.evaluation.task_files import read_task_files
 from components.store.store import ArtifactStore
-from flows.config.profiles import Override, parse_override
-from flows.config.run_config import RunConfig, load_config
+from flows.config.profiles import Override, apply_overrides, parse_override
+from flows.config.run_config import RunConfig, check_config, load_config, to_values
 from flows.data.evaluation_inputs import evaluation_inputs
 from flows.launch.begin import Launch, new_run, rerun
 from flows.launch.request import Request
@@ -91,12 +91,30 @@ def test_the_harness_version_is_in_the_key() -> None:
     assert STAGES["evaluation.policy_tasks"].libraries == STAGES["evaluation.sft_tasks"].libraries
 
 
-@pytest.mark.parametrize("sampling", ["greedy", "sampled"])
-def test_a_seed_changes_sampled_responses_alone(sampling: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["seed=2", "generation.temperature=0.7"])
+def test_seed_and_temperature_change_sampled_responses_alone(option: str, tmp_path: Path) -> None:
     inputs = {"model": Input(path=tmp_path, digest="d" * 64)}
-    keys = {key("evaluation.sft_probes", config(f"seed={seed}", f"evaluation.sampling={sampling}"), inputs)
-            for seed in (1, 2)}  # fmt: skip
-    assert len(keys) == (2 if sampling == "sampled" else 1)
+    for sampling, count in (("greedy", 1), ("sampled", 2)):
+        options = ([f"evaluation.sampling={sampling}"], [f"evaluation.sampling={sampling}", option])
+        assert len({key("evaluation.sft_probes", config(*each), inputs) for each in options}) == count
+    longer = config("generation.max_new_tokens=9"), config()
+    assert len({key("evaluation.sft_probes", each, inputs) for each in longer}) == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "left"),
+    [
+        ("margins.sums=null", {"codes": 0.2}), ("margins=null", {}), ("margins.codes=0.3", {"sums": 0.1, "codes": 0.3}),
+        ("clusters.sums=null", {}), ("clusters={more: x}", {"sums": "text", "more": "x"}),
+    ],
+)  # fmt: skip
+def test_a_rerun_can_remove_an_entry_of_a_mapping(option: str, left: dict[str, Any]) -> None:
+    """As `tether rerun` changes the config that a run has stored."""
+    stored = to_values(config("evaluation.margins={sums: 0.1, codes: 0.2}", "evaluation.clusters={sums: text}"))
+    changed = check_config(apply_overrides(stored, given(f"evaluation.{option}")), "run r1")
+    assert getattr(changed.evaluation, option.split(".")[0].partition("=")[0]) == left
+    with pytest.raises(UserError, match=r"evaluation\.margins"):
+        config("evaluation.margins=0.1")
 
 
 def test_a_judge_is_in_the_key_of_responses_to_probes_alone_and_only_if_it_is_set(tmp_path: Path) -> None:
