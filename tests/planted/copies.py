@@ -89,6 +89,8 @@ class Ended:
     """Wall time."""
     cpu: float
     """Processor seconds of it and of the processes that it waited for."""
+    run: str = ""
+    """The run that it began; empty if it began none."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class Tether:
             "TETHER_HOME": str(self.home), "PYTHONPATH": str(self.code), "OMP_NUM_THREADS": "1", "COLUMNS": "300",
             "OMP_WAIT_POLICY": "PASSIVE", "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
+        earlier = {path.name for path in self.home.glob("runs/*")}
         command, began = [sys.executable, "-m", "flows.cli", *arguments], time.monotonic()
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
@@ -118,7 +121,9 @@ class Tether:
             process.returncode = os.waitstatus_to_exitcode(status)
             limit.cancel()
             output.seek(0)
-            return Ended(process.returncode, output.read(), time.monotonic() - began, used.ru_utime + used.ru_stime)
+            begun = sorted({path.parent.name for path in self.home.glob("runs/*/run.json")} - earlier)
+            seconds, cpu = time.monotonic() - began, used.ru_utime + used.ru_stime
+            return Ended(process.returncode, output.read(), seconds, cpu, begun[-1] if begun else "")
 
     def _interrupt(self, process: subprocess.Popen[Any], updates: int) -> None:
         earlier = {*self.home.glob("runs/*")}
@@ -128,14 +133,14 @@ class Tether:
                 return
             time.sleep(OFTEN)
 
-    def status(self) -> dict[str, Any]:
-        """Return the newest run's run.json."""
-        runs = [json.loads(path.read_text(encoding="utf-8")) for path in self.home.glob("runs/*/run.json")]
-        return max(runs, key=lambda run: run["started"])
+    def status(self, run: str = "") -> dict[str, Any]:
+        """Return the run.json of a run, by default the newest."""
+        runs = [json.loads(path.read_text(encoding="utf-8")) for path in self.home.glob(f"runs/{run or '*'}/run.json")]
+        return max(runs, key=lambda one: one["started"])
 
-    def artifact(self, stage: str, name: str) -> str | None:
-        """Return the text of a file of a stage's artifact in the newest run; None if there is none."""
-        digest = next((s["digest"] for s in self.status()["stages"] if s["name"] == stage), None)
+    def artifact(self, run: str, stage: str, name: str) -> str | None:
+        """Return the text of a file of a stage's artifact in a run; None if there is none."""
+        digest = next((s["digest"] for s in self.status(run)["stages"] if s["name"] == stage), None)
         manifest = self.home / "store" / "objects" / str(digest)
         if digest is None or not manifest.is_file():
             return None

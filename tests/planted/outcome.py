@@ -72,16 +72,14 @@ class Line(TypedDict, total=False):
 
 
 def measured(tether: Tether, ended: Ended, gates_text: bool = True) -> Line:
-    """Return what the newest run of a home tells about itself, and the command that made it."""
-    try:
-        status = tether.status()
-    except ValueError:  # no run began
-        status = {"stages": []}
+    """Return what a command and the run that it began tell about themselves."""
+    status = tether.status(ended.run) if ended.run else {"stages": []}
     stages = [stage for stage in status["stages"] if stage["state"] != "not_run"]
     verdicts = [verdict for stage in stages for verdict in stage.get("gates", ())]
     failed = [v for v in verdicts if not (v["passed"] or v.get("waived") or v.get("skipped"))]
     stopping = [v["name"] for v in failed if not v.get("warn_only")]
-    alarms = json.loads(tether.artifact("ppo", "metadata.json") or "{}").get("alarms", [])
+    metadata = tether.artifact(ended.run, "ppo", "metadata.json") if stages else None
+    alarms = json.loads(metadata or "{}").get("alarms", [])
     warned = [v["name"] for v in failed if v.get("warn_only")] + [f"alarm {alarm['name']}" for alarm in alarms]
     warnings = _WARNING.findall(ended.output)
     last = stages[-1] if stages else {"name": "validate", "state": "failed"}

@@ -62,7 +62,7 @@ class Planting:
         """Add a line, in place of an earlier one of the same code, fault and seed."""
         with _FILE:
             kept = [other for other in self.lines() if not is_same(other, line)]
-            ordered = sorted([*kept, line], key=lambda one: (one["fault"], one["seed"], one["options"]))
+            ordered = sorted([*kept, line], key=lambda one: (one["fault"], one["seed"], one["options"], one["code"]))
             text = "".join(outcome.document(one) + "\n" for one in ordered)
             temporary = self.results.with_suffix(".new")
             temporary.write_text(text, encoding="utf-8")
