@@ -47,7 +47,7 @@ class Line(TypedDict, total=False):
     warned: list[str]
     """Gates that only warn and failed, alarms, and loggers that warned."""
     message: str
-    """The last paragraph that a stopped run printed, with the texts of failed gates."""
+    """The last paragraph that a stopped run printed."""
     warnings: str
     """The warnings that it printed."""
     crashed: bool
@@ -71,7 +71,7 @@ class Line(TypedDict, total=False):
     """Of `same` and `resume`: whether the bytes are those that they must be."""
 
 
-def measured(tether: Tether, ended: Ended, gates_text: bool = True) -> Line:
+def measured(tether: Tether, ended: Ended) -> Line:
     """Return what a command and the run that it began tell about themselves."""
     status = tether.status(ended.run) if ended.run else {"stages": []}
     stages = [stage for stage in status["stages"] if stage["state"] != "not_run"]
@@ -84,8 +84,6 @@ def measured(tether: Tether, ended: Ended, gates_text: bool = True) -> Line:
     warnings = _WARNING.findall(ended.output)
     last = stages[-1] if stages else {"name": "validate", "state": "failed"}
     message = _last_paragraph(ended.output) if ended.code else ""
-    if gates_text:
-        message += "".join(f"\n{v['name']}: {v.get('text') or v.get('description', '')}" for v in failed)
     return Line(
         exit=ended.code, stopped_at=last["name"] if ended.code else "", gates=stopping,
         warned=list(dict.fromkeys([*warned, *(logger for logger, _ in warnings)])), message=message,
@@ -129,10 +127,14 @@ def _stage_of(names: Iterable[str]) -> str:
 
 
 def is_named(fault: Fault, line: Line, undisturbed: Sequence[Line]) -> bool:
-    """Return whether the message that stopped the run, or a new warning, has a word of the cause."""
+    """Return whether the error that stopped the run, or a new warning, has a word of the cause.
+
+    Of failed gates only the names are read: what they say is the same for every cause.
+    """
     usual = {text for other in undisturbed for text in other["warnings"].splitlines()}
     new = "\n".join(text for text in line["warnings"].splitlines() if text not in usual)
-    return caught_by(line, undisturbed)[0] != [] and fault.is_named_in(f"{line['message']}\n{new}")
+    said = " ".join(line["gates"]) if line["exit"] == 3 else line["message"]
+    return caught_by(line, undisturbed)[0] != [] and fault.is_named_in(f"{said}\n{new}")
 
 
 def at_right_stage(fault: Fault, stage: str) -> bool:

@@ -28,9 +28,9 @@ COLUMNS = """\
   measured by the code with the fault.
 - **Caught by**: the gates that stopped the run, a `check` (an error that says what is wrong), a `crash` (a stack
   trace), a refused `config`, or an alarm or warning that no undisturbed run has.
-- **By**: `cause` if that message has a word of the fault's cause (`word` in `tests/planted/faults.yaml`, written
-  before the message) and came no later than the stage where the fault should be named; else `symptom`. A word can
-  also appear by chance.
+- **By**: `cause` if the error or warning, or the name of a gate that stopped the run, has a word of the fault's
+  cause (`word` in `tests/planted/faults.yaml`, written before the message) and came no later than the stage where
+  the fault should be named; else `symptom`. A word can also appear by chance.
 - **Seconds**: of a processor, from the start of the stage with the fault to where the run stopped or ended.
 - **Gold, KL, win rate, called**: what the run would have reported with the failed gates waived. `passed` means that
   the run ends. A failed check can't be waived.

@@ -62,6 +62,9 @@ def test_a_cause_is_named_only_by_what_is_new() -> None:
     assert not outcome.is_named(FAULT, line(exit=1, stopped_at="ppo", message="Lower the rate."), usual)
     assert not outcome.is_named(FAULT, line(exit=1, stopped_at="ppo", warnings="a sum of few rows"), usual)
     assert not outcome.is_named(FAULT, line(message="sum"), usual)  # nothing stopped it
+    gate = line(exit=3, stopped_at="ppo", gates=["policy.kl"], message="policy.kl is 9: the sum over tokens")
+    assert not outcome.is_named(FAULT, gate, usual)  # the gate says so whatever the cause is
+    assert outcome.is_named(replace(FAULT, word="kl"), gate, usual)
 
 
 def test_a_fault_named_after_its_stage_is_named_too_late() -> None:
