@@ -17,7 +17,7 @@ INTRODUCTION = """\
 Tether's checks, gates and alarms are tested with planted faults: plausible mistakes of a programmer or a team, put
 one at a time into a copy of the code, the data or the config. `make planted` runs the demo with each and records
 what noticed it. This page is written from the recorded lines (`tests/planted/results.jsonl`). The faults were
-listed before the self-checks were written.
+listed before any check was written against them.
 """
 COLUMNS = """\
 ## What the columns mean
