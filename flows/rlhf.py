@@ -102,9 +102,9 @@ def _evaluation(sources: Sources, stage: Callable[..., StageResult], models: dic
     """Evaluate both models on the tasks and probes that there are, and compare them."""
     results = {
         f"{side}_{kind}s": stage(f"evaluation.{side}_{kind}s", model=model, **files)
-        for kind, files in sources.evaluation.items() if files
+        for kind, files in sources.evaluation.items()
         for side, model in models.items()
-    }  # fmt: skip
+    }
     return stage("evaluation", **results)
 
 

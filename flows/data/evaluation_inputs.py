@@ -46,7 +46,7 @@ def evaluation_inputs(config: RunConfig, home: Path, taken: Mapping[str, Record]
     inputs["task"] = inputs["task"] or (_tasks(config) if config.evaluation.tasks else {})
     inputs["probe"] = inputs["probe"] or (_probes(config) | _judge(config, home) if config.evaluation.probes else {})
     _refuse_unknown_names(config, [*inputs["task"], *inputs["probe"]])
-    return inputs
+    return {kind: files for kind, files in inputs.items() if files}
 
 
 def _refuse_unknown_names(config: RunConfig, inputs: Iterable[str]) -> None:

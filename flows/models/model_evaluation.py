@@ -45,14 +45,14 @@ def evaluate(home: Path, name: str, options: Sequence[Override], observe: Observ
         work = Path(folder)
         _place(model, f"eval {name}", bool(config.evaluation.probes), work / "model")
         for kind, sources in inputs.items():
-            if files := {label: source.path for label, source in sources.items()}:
-                stage = STAGES[f"evaluation.policy_{kind}s"]
-                stage.load_run()(config.stage_job(stage), {"model": work, **files}, work / kind, observe)
-                rows += [
-                    {"kind": kind, "name": one.name, "metric": one.metric, "higher_is_better": one.higher_is_better,
-                     "items": len(one.values), **score_interval(one).named("score"), "score": one.score}
-                    for one in read_measured(kind, work / kind / "artifact")
-                ]  # fmt: skip
+            files = {label: source.path for label, source in sources.items()}
+            stage = STAGES[f"evaluation.policy_{kind}s"]
+            stage.load_run()(config.stage_job(stage), {"model": work, **files}, work / kind, observe)
+            rows += [
+                {"kind": kind, "name": one.name, "metric": one.metric, "higher_is_better": one.higher_is_better,
+                 "items": len(one.values), **score_interval(one).named("score"), "score": one.score}
+                for one in read_measured(kind, work / kind / "artifact")
+            ]  # fmt: skip
     generation = config.generation.model_dump(mode="json") | {"sampling": config.evaluation.sampling}
     return {"model": name, "digest": model.digest, "generation": generation, "results": rows}
 

@@ -29,7 +29,7 @@ import torch
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import unobserved
 from components.evaluation import probe_results, stage, task_results
-from components.evaluation.comparison import Measured, compare, read_probes
+from components.evaluation.comparison import Measured, compare, read_measured
 from components.evaluation.config import EvaluationConfig, EvaluationJob, ProbesJob, TasksJob
 from components.evaluation.probe_prompts import SHIPPED, probe_path
 from components.evaluation.task_files import read_task_files
@@ -122,7 +122,7 @@ class Bench:
 
     def itself(self, name: str) -> tuple[list[list[str]], list[list[float]]]:
         """Return rows for each pair of sampling seeds of SFT on a probe, and their shares of `resampled`."""
-        sft = {seed: read_probes(self.result(self.model("sft", 0), name, seed))[0] for seed in SEEDS}
+        sft = {seed: read_measured("probe", self.result(self.model("sft", 0), name, seed))[0] for seed in SEEDS}
         pairs = list(itertools.combinations(SEEDS, 2))
         rows = [[f"{a} and {b}", name, *cells(compare(sft[a], sft[b], MARGINS[0], LEVEL))] for a, b in pairs]
         return rows, [resampled(sft[a].values, sft[b].values, 1000 * a + b) for a, b in pairs]
