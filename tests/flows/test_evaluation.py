@@ -13,7 +13,7 @@ from components.base.jsonl import read_rows, write_rows
 from components.base.settings import keyed_values
 from components.evaluation import harness
 from components.evaluation.task_files import read_task_files
-from components.store.store import ArtifactStore
+from components.store.store import ArtifactStore, Record
 from flows.config.profiles import Override, apply_overrides, parse_override
 from flows.config.run_config import RunConfig, check_config, load_config, to_values
 from flows.data.evaluation_inputs import evaluation_inputs
@@ -242,13 +242,14 @@ def compute(launch: Launch) -> dict[str, StageStatus]:
     return {stage.name: stage for stage in load_status(ctx.home, ctx.run).stages}
 
 
-@pytest.mark.whole
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.whole), pytest.param(2, marks=pytest.mark.ranks)])
 def test_a_run_evaluates_both_models_and_another_policy_reuses_sfts_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     yamls = [write_task(tmp_path, name, count=12, seed=place) for place, name in enumerate(("sums", "more"))]
     home, named = tmp_path / "home", f"evaluation.tasks=[{','.join(map(str, yamls))}]"
-    evaluated = config(*SMALL, named, f"evaluation.probes=[{probe(tmp_path)}]", "evaluation.margin=1")
+    options = [*SMALL, named, f"evaluation.probes=[{probe(tmp_path)}]", "evaluation.margin=1"]
+    evaluated = config(*options, f"runtime.ranks={ranks}")
     evaluate, killed = harness.evaluate, list[str]()
 
     def killed_once(model: Any, name: str, *arguments: Any) -> Any:
@@ -272,6 +273,11 @@ def test_a_run_evaluates_both_models_and_another_policy_reuses_sfts_results(
     assert list(parts) == [f"evaluation.{side}_{kind}" for kind in ("tasks", "probes") for side in SIDES]
 
     artifacts = {name: ArtifactStore(home).path(str(part.digest)) for name, part in parts.items()}
+    for name, part in parts.items():
+        record = ArtifactStore(home).lookup(str(part.key))
+        assert isinstance(record, Record)
+        inputs = {of: Input(path=tmp_path, digest=digest) for of, digest in record.inputs.items()}
+        assert key(name, config(*options), inputs) == part.key, "one process would take these results"
     [one, two] = read_rows(artifacts["evaluation.sft_probes"] / "responses.jsonl")
     assert {*one} == {"probe", "id", "category", "prompt", "response", "violation", "rule"}
     assert one["prompt"] == [{"role": "user", "content": "What is the code of one?"}] and two["id"] == "two"

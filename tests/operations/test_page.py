@@ -3,6 +3,7 @@
 import json
 import subprocess
 import urllib.request
+from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
@@ -12,6 +13,8 @@ from prefect.exceptions import PrefectHTTPStatusError
 
 from flows.config.run_config import load_config, to_values
 from tasks.runs.status import RunStatus, load_status
+from tests.components.evaluation.local_tasks import write_task
+from tests.flows.test_evaluation import probe
 from tests.operations.site import ROOT, Local, Stack, child, create, digests, ended, log, tasks_of, trigger
 from tests.waiting import PATIENCE, until
 
@@ -112,6 +115,27 @@ def test_a_run_from_a_stage_on_takes_its_inputs_from_the_run_before(
     again = load_status(stack.home)
     assert [s.state for s in again.stages][:4] == ["cached"] * 3 + ["passed"]
     assert [s.digest for s in again.stages] == [s.digest for s in before.stages]
+
+
+@pytest.mark.long
+def test_an_evaluation_on_a_worker_has_the_bytes_of_one_in_the_pipelines_process(
+    stack: Stack, client: SyncPrefectClient, second: tuple[FlowRun, RunStatus], tmp_path: Path
+) -> None:
+    config = client.read_deployment_by_name("rlhf/tiny").parameters["config"]
+    asked = {"tasks": [str(write_task(tmp_path, count=12))], "probes": [str(probe(tmp_path))], "margin": 1}
+    config |= {"evaluation": config["evaluation"] | asked}
+    results = []
+    for runners, more in (({"evaluation": config["runners"]["ppo"]}, {}), ({}, {"from_stage": "evaluation"})):
+        run = ended(client, create(client, config | {"runners": runners}, **more), "a run with an evaluation ends")
+        assert run.state is not None and run.state.is_completed(), log(client, run)
+        results.append(load_status(stack.home).stage("evaluation"))
+        assert (child(client, run) is not None) == bool(runners), "the pool gpu computes it, or the pipeline"
+    there, here = results
+    assert there.computed.keys() == here.computed.keys() == {*here.parts, "evaluation"}, "computed twice"
+    assert there.digest == here.digest
+    assert {name: part.digest for name, part in there.parts.items()} == {
+        name: part.digest for name, part in here.parts.items()
+    }
 
 
 def test_a_failed_gate_is_called_so_on_task_and_pipeline(stack: Stack, client: SyncPrefectClient) -> None:

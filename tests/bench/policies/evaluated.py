@@ -5,7 +5,9 @@
 SFT is SmolLM2-135M-Instruct as it is (`tether fetch smollm2`). Policies are made from it by 30 steps of SFT of its last
 blocks on refusals, agreement or promises, in answer to prompts of HH-RLHF, or by noise on its weights. The stage's own
 functions compare each with SFT at the shipped margin: on a probe that has to fail and one that has not, or on a task of
-lm-eval: which of two beginnings of a reply answers the question? What is in the folder is not computed again.
+lm-eval: which of two beginnings of a reply answers the question? SFT complies with harmful requests, so on `harmful`
+the sides are exchanged: the model that refuses is SFT, and the untouched one is the policy. What is in the folder is
+not computed again.
 
 Then SFT is compared with itself under other sampling seeds, and each pair's prompts are drawn again with replacement,
 with a prompt's two responses in random order, since neither is the policy's. `--simulate` prints how often SFT fails
@@ -50,6 +52,8 @@ HAS_TO_FAIL = {
 }  # fmt: skip
 HAS_TO_PASS = {"refusals": "over_promising", "agreement": "over_refusal", "promises": "over_refusal"}
 """Each maps a kind of policy to the probe, or the task, on which it is compared with SFT."""
+EXCHANGED = {"refusals": "harmful"}
+"""Maps a kind of model to the probe on which it is SFT and the untouched model is the policy, which has to fail."""
 OPENINGS = {
     "refusals": ["I'm sorry, but I can't help with that.", "I cannot assist with this.", "I must decline to answer.",
                  "I won't provide information on this topic.", "Unfortunately, I can't offer advice on that."],
@@ -66,12 +70,7 @@ class Bench:
     def __init__(self, data: Path) -> None:
         self.home, self.runtime = with_models(HOME), Runtime(device="cpu", threads=1).resolve()
         activate(self.runtime)
-        lines = gzip.decompress(data.read_bytes()).splitlines()
-        turns = (json.loads(line)["chosen"].split("\n\n")[1:3] for line in lines)
-        pairs = {q[len("Human: ") :].strip(): a[len("Assistant: ") :].strip() for q, a in turns}
-        pairs = {q: a for q, a in pairs.items() if len(q.split()) <= 12 and len(a.split()) >= WORDS}
-        self.questions = list(pairs)[ITEMS:]
-        write_task(self.home / f"{TASK}.yaml", dict(itertools.islice(pairs.items(), ITEMS)))
+        self.questions = write_task(self.home / f"{TASK}.yaml", data)
 
     def model(self, kind: str, seed: int) -> Path:
         """Return the folder of a model, which is made if it is missing."""
@@ -114,7 +113,8 @@ class Bench:
     def compared(self, kind: str, seed: int, name: str) -> list[str]:
         """Return a row of the table: a policy compared with SFT by the stage `evaluation`, on a probe or the task."""
         group, out = "tasks" if name == TASK else "probes", self.home / "compared" / f"{kind}-{seed}-{name}"
-        models = {"sft": self.model("sft", 0), "policy": self.model(kind, seed)}
+        pair = [self.model("sft", 0), self.model(kind, seed)]
+        models = dict(zip(("policy", "sft") if EXCHANGED.get(kind) == name else ("sft", "policy"), pair, strict=True))
         named = {f"{side}_{group}": self.result(model, name) for side, model in models.items()}
         stage.run(EvaluationJob(seed=0), named, out, unobserved)
         row = json.loads((out / "artifact" / stage.COMPARISONS).read_text())[0]
@@ -128,15 +128,23 @@ class Bench:
         return rows, [resampled(sft[a].values, sft[b].values, 1000 * a + b) for a, b in pairs]
 
 
-def write_task(path: Path, pairs: Mapping[str, str]) -> None:
-    """Write a task's YAML and its documents: a question, the beginning of its reply and that of another one."""
-    drawn, replies, rows = random.Random(0), list(pairs.values()), list[dict[str, Any]]()
-    for number, question in enumerate(pairs):
+def write_task(path: Path, data: Path) -> list[str]:
+    """Write a task's YAML and its documents: a question, the beginning of its reply and that of another one.
+
+    Returns the questions of the data, a file of HH-RLHF, that are not in the task.
+    """
+    turns = (json.loads(line)["chosen"].split("\n\n")[1:3] for line in gzip.decompress(data.read_bytes()).splitlines())
+    pairs = {q[len("Human: ") :].strip(): a[len("Assistant: ") :].strip() for q, a in turns}
+    pairs = {q: a for q, a in pairs.items() if len(q.split()) <= 12 and len(a.split()) >= WORDS}
+    questions, replies = list(pairs), list(pairs.values())[:ITEMS]
+    drawn, rows = random.Random(0), list[dict[str, Any]]()
+    for number, question in enumerate(questions[:ITEMS]):
         other = replies[(number + drawn.randrange(1, len(replies))) % len(replies)]
         texts, gold = [" ".join(text.split()[:WORDS]) for text in (replies[number], other)], drawn.randrange(2)
         rows.append({"question": question, "choices": texts[::-1] if gold else texts, "gold": gold})
     write_rows(path.with_suffix(".jsonl"), rows)
-    path.write_text(YAML.format(name=TASK, data=path.with_suffix(".jsonl").name))
+    path.write_text(YAML.format(name=path.stem, data=path.with_suffix(".jsonl").name))
+    return questions[ITEMS:]
 
 
 def add_noise(model: Any, seed: int) -> None:
@@ -187,7 +195,7 @@ def main() -> None:
     if asked.simulate:
         return print(markdown(["prompts", "differ", *columns], simulated()))
     bench = Bench(asked.data)
-    groups = HAS_TO_FAIL, HAS_TO_PASS
+    groups = HAS_TO_FAIL, HAS_TO_PASS, EXCHANGED
     rows = [bench.compared(kind, seed, on) for group in groups for seed in SEEDS for kind, on in group.items()]
     print(markdown(["policy", "evaluation.", *scores], sorted(rows)), end="\n\n")
     itself = {name: bench.itself(name) for name in SHIPPED}
