@@ -10,7 +10,7 @@ UV := 0.13.9
 # The test files that have a mark, unless ARGS names files: collecting all of them takes half a minute.
 marked = $(if $(filter tests/%,$(ARGS)),,$(shell grep -rlE --include='test_*.py' 'mark\.($(1))' tests))
 
-.PHONY: demo test chat-templates test-servers test-core core-sample test-containers bench-review bench-raters bench-noise bench-alarms bench-gpu test-browser test-ranks test-simulator test-label-studio test-vllm test-architectures architectures-sample faults faults-sample fuzz test-slow check reference lessons docs mutants bench serve install lock audit clean
+.PHONY: demo test chat-templates test-servers test-core core-sample test-containers bench-review bench-raters bench-noise bench-alarms bench-gpu test-browser test-ranks test-simulator test-label-studio test-vllm test-architectures architectures-sample faults planted faults-sample fuzz test-slow check reference lessons docs mutants bench serve install lock audit clean
 
 # Threads that wait for others sleep, as in every command of ours: beside a second test on two cores they took the other's time.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -73,6 +73,11 @@ test-vllm: $(INSTALLED)
 # Runs killed at 60 moments, `iterate` at 10, other commands at 30, and 110 other faults: full disks, damaged files, servers that die, signals.
 faults: $(INSTALLED)
 	$(BIN)/python -m pytest -m faults -n 2 --dist worksteal $(call marked,faults) $(ARGS)
+
+# The demo with each planted fault, in copies of the code, and what notices it: tests/planted, docs/trust.md. Hours, and it
+# continues where it was interrupted. ARGS="--only NAME" runs one, "--sample 3" some, "--seeds 0-19" undisturbed seeds.
+planted: $(INSTALLED)
+	$(BIN)/python -m tests.planted.run $(ARGS)
 
 # One in eight of each kind of these faults, and kills at ten moments in every stage and phase. The commit's id draws them,
 # so that every commit tests others; the first line of the output says the id, and TETHER_FAULTS_SAMPLE=ID repeats its draw.

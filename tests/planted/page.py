@@ -1,0 +1,173 @@
+"""docs/trust.md: which planted faults are noticed, by what and where, from the recorded lines."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from tests.planted import outcome
+from tests.planted.catalogue import HOW, ROOT, Fault, read
+from tests.planted.outcome import Line
+from tests.reference import table
+
+PAGE = ROOT / "docs" / "trust.md"
+INTRODUCTION = """\
+# How far the checks can be trusted
+
+Tether's checks, gates and alarms are tested with planted faults: plausible mistakes of a programmer or a team, put
+one at a time into a copy of the code, the data or the config. `make planted` runs the demo with each and records
+what noticed it. This page is written from the recorded lines (`tests/planted/results.jsonl`). The faults were
+listed before the self-checks were written.
+"""
+COLUMNS = """\
+## What the columns mean
+
+- **Harm**: gold falls by 2 standard deviations of the undisturbed seeds; or a number in report, gate or card is
+  false by more than its interval; or a promise is broken (same bytes, right cache, held-out data is held out, rated
+  texts are the policy's, raters are blind). It is unknown if the run stopped before it could be measured. Gold is
+  measured by the code with the fault.
+- **Caught by**: the gates that stopped the run, a `check` (an error that says what is wrong), a `crash` (a stack
+  trace), a refused `config`, or an alarm or warning that no undisturbed run has.
+- **By**: `cause` if the error or warning, or the name of a gate that stopped the run, has a word of the fault's
+  cause (`word` in `tests/planted/faults.yaml`, written before the message) and came no later than the stage where
+  the fault should be named; else `symptom`. A word can also appear by chance.
+- **Seconds**: of a processor, from the start of the stage with the fault to where the run stopped or ended.
+- **Gold, KL, win rate, called**: what the run would have reported with the failed gates waived. `passed` means that
+  the run ends. A failed check can't be waived.
+"""
+ADDING = """\
+## How to add one
+
+Add an entry to `tests/planted/faults.yaml`; `tests/planted/catalogue.py` says what its fields mean. `before` must
+occur exactly once in the file. A fault in data is a function in `tests/planted/transforms.py`. Write `word` from
+the cause, before you look at any message. How a fault is run:
+"""
+COMMANDS = """
+`make check` fails where a fault no longer applies. `make planted ARGS="--only NAME"` runs one, and
+`make planted ARGS="--seeds 0-19"` the undisturbed seeds. Both continue where they were interrupted."""
+
+
+class Row(NamedTuple):
+    """A fault with what its newest line says."""
+
+    fault: Fault
+    line: Line
+    by: list[str]
+    stage: str
+    harm: str
+    why: str
+    named: bool
+    """Whether it was caught at the right stage by a message with its cause."""
+
+    @property
+    def caught(self) -> bool:
+        """Return whether anything stopped it or raised an alarm."""
+        return bool(self.by)
+
+
+def rows_of(faults: Sequence[Fault], lines: Sequence[Line]) -> list[Row]:
+    """Return a row for each fault that has a line of its present digest and an undisturbed run beside it."""
+    undisturbed = [line for line in lines if not line["fault"]]
+    found = []
+    for fault in faults:
+        own = [line for line in lines if line["digest"] == fault.digest()]
+        if not own:
+            continue
+        line = max(own, key=lambda one: one["date"])
+        alike = [
+            other for other in undisturbed if other["options"] == line["options"] and other["code"] == line["code"]
+        ]
+        base = next((other for other in alike if other["seed"] == line["seed"]), None)
+        if base is None:
+            continue
+        by, stage = outcome.caught_by(line, alike)
+        harm, why = outcome.harm(fault, line, base, alike)
+        named = outcome.is_named(fault, line, alike) and outcome.at_right_stage(fault, stage)
+        found.append(Row(fault, line, by, stage, harm, why, named))
+    return found
+
+
+def shares(rows: Sequence[Row]) -> str:
+    """Return the sentences with the numbers that the project promises."""
+    harmful = [row for row in rows if row.harm == "yes"]
+    caught, named = sum(row.caught for row in harmful), sum(row.named for row in rows)
+    unknown = sum(row.harm == "unknown" for row in rows)
+    harmless = len(rows) - len(harmful) - unknown
+    return (
+        f"Of {len(rows)} faults {len(harmful)} do harm, {harmless} do none, and of {unknown} the harm is unknown. "
+        f"Of those that do harm, {caught} of {len(harmful)} were stopped or raised an alarm. "
+        f"Of all, {named} of {len(rows)} were named: stopped or alarmed at the right stage, by a message with a word "
+        "of the cause."
+    )
+
+
+def _result(row: Row) -> tuple[str, ...]:
+    by = ", ".join(f"`{name}`" for name in row.by) or "nothing"
+    how = "cause" if row.named else "symptom" if row.caught else "-"
+    end = row.line["end"] if row.line.get("waived") or not row.line["exit"] else "-"
+    numbers = [f"{row.line['metrics'][name]:.2f}" if name in row.line["metrics"] else "-" for name in (
+        "policy/gold", "policy/kl", "human_eval/win_rate")]  # fmt: skip
+    seconds = f"{row.line['seconds']:.0f}"
+    return row.fault.name, row.fault.stage, f"{row.harm}: {row.why}", by, row.stage or "-", how, seconds, *numbers, end
+
+
+def text_of(faults: Sequence[Fault], lines: Sequence[Line]) -> str:
+    """Return the page."""
+    rows, undisturbed = rows_of(faults, lines), [line for line in lines if not line["fault"]]
+    plain = [line for line in undisturbed if not line["options"]]
+    return "\n".join([*_head(faults, rows, plain), *_tables(rows, plain), *_foot(faults, rows)]) + "\n"
+
+
+def _head(faults: Sequence[Fault], rows: Sequence[Row], plain: Sequence[Line]) -> Iterator[str]:
+    days = sorted({row.line["date"] for row in rows} | {line["date"] for line in plain})
+    commits = sorted({row.line["commit"] for row in rows} | {line["commit"] for line in plain})
+    yield INTRODUCTION
+    measured = f"{days[0]} to {days[-1]}" if len(days) > 1 else "".join(days) or "no date yet"
+    yield (
+        f"Measured on {measured}, at commit {', '.join(commits) or 'none yet'}: {len(rows)} of {len(faults)} faults "
+        f"and {len(plain)} undisturbed seeds. Faults without a line are missing from the tables.\n"
+    )
+    if rows:
+        yield shares(rows) + "\n"
+    yield COLUMNS
+
+
+def _tables(rows: Sequence[Row], plain: Sequence[Line]) -> Iterator[str]:
+    heads = "Fault", "Planted in", "Harm", "Caught by", "At", "By", "Seconds", "Gold", "KL", "Win rate", "Called"
+    for kind in dict.fromkeys(row.fault.kind for row in rows):
+        yield f"## {kind.capitalize()}\n"
+        yield table(heads, (_result(row) for row in rows if row.fault.kind == kind))
+        yield from (f"- `{row.fault.name}`: {row.fault.what}" for row in rows if row.fault.kind == kind)
+        yield ""
+    yield "## False alarms\n"
+    counts = outcome.false_alarms(plain)
+    golds = [line["metrics"]["policy/gold"] for line in plain if "policy/gold" in line["metrics"]]
+    spread = f", deviation {stdev(golds):.2f}" if len(golds) > 1 else ""
+    gold = f" Gold: mean {fmean(golds):.2f}{spread}." if golds else ""
+    stopped = sum(line["exit"] != 0 for line in plain)
+    yield f"In {len(plain)} undisturbed seeds {stopped} runs stopped.{gold}\n"
+    if counts:
+        yield table(
+            ("Gate, alarm or warning", "Undisturbed runs"),
+            ((f"`{n}`", f"{k} of {len(plain)}") for n, k in counts.items()),
+        )
+    else:
+        yield "No gate, alarm or warning was raised in any of them.\n"
+
+
+def _foot(faults: Sequence[Fault], rows: Sequence[Row]) -> Iterator[str]:
+    yield "## What nothing catches\n"
+    silent = [row for row in rows if not row.caught]
+    yield from (f"- `{row.fault.name}` ({row.harm}: {row.why})" for row in silent)
+    yield "" if silent else "Every fault that was run was stopped or raised an alarm.\n"
+    missing = [fault.name for fault in faults if fault.name not in {row.fault.name for row in rows}]
+    if missing:
+        yield f"Not measured yet: {', '.join(f'`{name}`' for name in missing)}.\n"
+    yield ADDING
+    yield from (f"- `{how}`: {what}." for how, what in HOW.items())
+    yield COMMANDS
+
+
+def write(lines: Sequence[Line], path: Path = PAGE) -> None:
+    """Write the page."""
+    path.write_text(text_of(read(), lines), encoding="utf-8")

@@ -1,0 +1,238 @@
+"""`make planted`: plant each fault of faults.yaml in a copy of the code, run the demo, and record what noticed it.
+
+    python -m tests.planted.run                       every fault that has no line for this code, and docs/trust.md
+    python -m tests.planted.run --only NAME           one fault, though it has a line (may be given again)
+    python -m tests.planted.run --sample 3            three faults, drawn by the commit's id
+    python -m tests.planted.run --seeds 0-19          undisturbed runs, for false alarms and the deviation of gold
+    python -m tests.planted.run --page                only write docs/trust.md from the lines that are there
+
+The demo runs with 16 updates of PPO. A fault is computed on the undisturbed run's earlier stages (`HOW` in
+catalogue.py), which each set of options computes once. Nothing is changed in this checkout. Lines go to
+tests/planted/results.jsonl as they come, so an interrupted command continues. A failed gate is recorded, then waived,
+to see what the run would have been called.
+"""
+
+import argparse
+import datetime
+import json
+import random
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.faults.homes import Home
+from tests.planted import outcome, page
+from tests.planted.catalogue import ROOT, STAGES, Fault, read
+from tests.planted.copies import Ended, Tether, code_digest, commit, copied, damage, parted, plant
+from tests.planted.outcome import Line
+
+RESULTS = Path(__file__).with_name("results.jsonl")
+WORK = ROOT / ".tether" / "planted"
+SIZE = ("ppo.updates=16", "ppo.kl.horizon=1.25", "ppo.checkpoint_every=4")
+"""Of the demo's 40 updates 16, with a controller that can still reach its target. Checkpoints change nothing."""
+INTERRUPTED = 9
+"""The update of PPO after which a run of `resume` gets Ctrl-C: one after a checkpoint."""
+_BASES, _FILE = threading.Lock(), threading.Lock()
+
+
+class Planting:
+    """Runs of this checkout's code, with and without faults."""
+
+    def __init__(self, results: Path = RESULTS, work: Path = WORK) -> None:
+        self.results, self.commit, self.code = results, commit(), code_digest()
+        self.work = work / self.code
+
+    def lines(self) -> list[Line]:
+        """Return all recorded lines, of any commit."""
+        if not self.results.exists():
+            return []
+        return [json.loads(text) for text in self.results.read_text(encoding="utf-8").splitlines()]
+
+    def has(self, fault: Fault) -> bool:
+        """Return whether there is a line for this code and this very fault."""
+        return any(line["code"] == self.code and line["digest"] == fault.digest() for line in self.lines())
+
+    def write(self, line: Line) -> None:
+        """Add a line, in place of an earlier one of the same code, fault and seed."""
+        with _FILE:
+            kept = [other for other in self.lines() if not is_same(other, line)]
+            ordered = sorted([*kept, line], key=lambda one: (one["fault"], one["seed"], one["options"], one["code"]))
+            text = "".join(outcome.document(one) + "\n" for one in ordered)
+            temporary = self.results.with_suffix(".new")
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self.results)
+
+    def about(self, name: str, digest: str, options: Sequence[str], seed: int) -> dict[str, Any]:
+        """Return the fields of a line that say what was run."""
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        return {
+            "fault": name, "digest": digest, "commit": self.commit, "code": self.code, "date": today, "seed": seed,
+            "options": [*options],
+        }  # fmt: skip
+
+    def base(self, options: Sequence[str] = (), seed: int = 0) -> tuple[Home, Line]:
+        """Return the home and the line of the undisturbed run with further `options`; the first caller computes it."""
+        name = "-".join([str(seed), *options]).replace("=", "_")
+        folder = self.work / "undisturbed" / name
+        with _BASES:
+            if not (folder / "line.json").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                tether = Tether(copied(folder / "code"), folder / "home")
+                ended = tether("run", "demo", *parted([*SIZE, f"seed={seed}", *options]))
+                line = self._to_the_end(tether, ended, ["run", "demo", *parted([*SIZE, f"seed={seed}", *options])])
+                line |= self.about("", "", options, seed)  # type: ignore[assignment]
+                (folder / "line.json").write_text(json.dumps(line), encoding="utf-8")
+                self.write(line)
+        return Home(folder / "home"), json.loads((folder / "line.json").read_text(encoding="utf-8"))
+
+    def plant(self, fault: Fault, seed: int = 0) -> Line:
+        """Run the demo with a fault, record and return its line."""
+        base, undisturbed = self.base(fault.set, seed)
+        folder = self.work / "faults" / fault.name
+        shutil.rmtree(folder, ignore_errors=True)
+        tether = Tether(copied(folder / "code"), base.copy(folder / "home").path)
+        if fault.damage:
+            damage(tether.home, fault.damage)
+        plant(fault, tether.code)
+        whole = ["run", "demo", *parted([*SIZE, f"seed={seed}", *fault.set])]
+        again = ["rerun", fault.stage, "--from", tether.status()["run"]]
+        how = {"resume": self._resumed, "same": self._same, "twice": self._twice}.get(fault.how)
+        command = whole if fault.how == "run" else again
+        line = self._to_the_end(tether, tether(*command), command) if how is None else how(fault, tether, whole, again)
+        if fault.how == "resume" and "ppo" in line["digests"]:
+            line["same"] = line["digests"]["ppo"] == undisturbed["digests"]["ppo"]
+        line |= self.about(fault.name, fault.digest(), fault.set, seed)  # type: ignore[assignment]
+        self.write(line)
+        shutil.rmtree(folder)
+        return line
+
+    def _to_the_end(self, tether: Tether, ended: Ended, command: Sequence[str]) -> Line:
+        """Return the line of a run, which is run again with its failed gates waived until it ends or breaks."""
+        line, spent, waived = outcome.measured(tether, ended), ended.cpu, list[str]()
+        last = line
+        while ended.code == 3 and (new := [gate for gate in last["gates"] if gate not in waived]):
+            waived += new
+            if last["stopped_at"] == STAGES[-1]:  # with these gates waived the run would end
+                break
+            gates = [part for gate in waived for part in ("--waive", gate)]
+            ended = tether(*command, *gates, "--because", "planted fault: what would follow")
+            last, spent = outcome.measured(tether, ended), spent + ended.cpu
+        ends = not ended.code or (ended.code == 3 and last["stopped_at"] == STAGES[-1])
+        end = "passed" if ends else f"exit {ended.code} at {last['stopped_at']}"
+        more = {name: last[name] for name in ("metrics", "digests")}  # type: ignore[literal-required]
+        return Line(**{**line, **more, "waived": waived, "end": end, "total": round(spent, 1)})
+
+    def _resumed(self, fault: Fault, tether: Tether, whole: Sequence[str], again: Sequence[str]) -> Line:
+        ended = tether(*again, interrupted_after=INTERRUPTED)
+        if ended.code not in (130, 0):
+            return self._to_the_end(tether, ended, again)
+        return self._to_the_end(tether, tether(*again), again)
+
+    def _same(self, fault: Fault, tether: Tether, whole: Sequence[str], again: Sequence[str]) -> Line:
+        until = [*again, "--until", fault.stage]
+        first = outcome.measured(tether, tether(*until, "--refresh", fault.stage))
+        if first["exit"]:
+            return Line(**{**first, "waived": [], "end": f"exit {first['exit']}", "total": first["seconds"]})
+        line = self._to_the_end(tether, tether(*until, "--refresh", fault.stage), until)
+        line["same"] = line["digests"].get(fault.stage) == first["digests"].get(fault.stage)
+        return line
+
+    def _twice(self, fault: Fault, tether: Tether, whole: Sequence[str], again: Sequence[str]) -> Line:
+        until, data = [*whole, "--until", fault.stage], list[str]()
+        if fault.swap:
+            file = tether.home.parent / "preferences.jsonl"
+            rows = written_preferences(file)
+            data = ["--set", f"data.preferences={file}"]
+        first = tether(*until, *data)
+        if first.code:
+            return self._to_the_end(tether, first, [*until, *data])
+        if fault.swap:
+            exchanged(file, rows)
+        if fault.edit_again:
+            plant(next(other for other in read() if other.name == fault.edit_again), tether.code)
+        second = [*until, *data, *parted(fault.again)]
+        line = self._to_the_end(tether, tether(*second), second)
+        line["cached"] = [stage["name"] for stage in tether.status()["stages"] if stage.get("cached")]
+        return line
+
+
+def is_same(one: Line, other: Line) -> bool:
+    """Return whether two lines are of the same fault, code, seed and options."""
+    return all(one[name] == other[name] for name in ("fault", "code", "seed", "options"))  # type: ignore[literal-required]
+
+
+def written_preferences(file: Path) -> list[dict[str, Any]]:
+    """Write 400 of the built-in task's pairs to `file`, as people's data would be; return them."""
+    from components.data.support_desk.desk import SupportDeskConfig, generate
+
+    rows = generate(0, SupportDeskConfig(demonstrations=50, pairs=400))[1]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return rows
+
+
+def exchanged(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write the pairs with chosen and rejected exchanged, which leaves the file's size."""
+    other = [row | {"chosen": row["rejected"], "rejected": row["chosen"]} for row in rows]
+    file.write_text("".join(json.dumps(row) + "\n" for row in other), encoding="utf-8")
+
+
+def chosen(faults: Sequence[Fault], names: Sequence[str], sample: int | None, seed: str) -> list[Fault]:
+    """Return the faults with these names, or a sample drawn by `seed`, or all.
+
+    Raises:
+        SystemExit: there is no fault of a name.
+    """
+    if unknown := {*names} - {fault.name for fault in faults}:
+        raise SystemExit(f"faults.yaml has no fault {', '.join(sorted(unknown))}.")
+    if names:
+        return [fault for fault in faults if fault.name in names]
+    ordered = sorted(faults, key=lambda fault: fault.name)
+    return ordered if sample is None else random.Random(seed).sample(ordered, min(sample, len(ordered)))
+
+
+def seeds_of(text: str) -> Iterator[int]:
+    """Yield the seeds that `0-19` or `0,3,5` names."""
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the arguments ask for; return 0, or 1 if a run could not be made."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", default=[], metavar="NAME")
+    parser.add_argument("--sample", type=int, metavar="N")
+    parser.add_argument("--seeds", metavar="0-19")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--page", action="store_true")
+    asked, planting, broken = parser.parse_args(arguments), Planting(), list[str]()
+    if asked.page:
+        page.write(planting.lines())
+        return 0
+
+    def guarded(what: str, call: Any) -> None:
+        try:
+            line = call()
+            print(f"{what}: {line.get('stopped_at') or 'ran to the end'} {line['gates'] or line['warned']}", flush=True)
+        except Exception as error:  # one run that breaks must not end the others
+            broken.append(f"{what}: {type(error).__name__}: {error}")
+            print(broken[-1], file=sys.stderr, flush=True)
+
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        if asked.seeds:
+            for seed in seeds_of(asked.seeds):
+                pool.submit(guarded, f"seed {seed}", lambda seed=seed: planting.base((), seed)[1])
+        else:
+            for fault in chosen(read(), asked.only, asked.sample, planting.commit):
+                if asked.only or not planting.has(fault):
+                    pool.submit(guarded, fault.name, lambda fault=fault: planting.plant(fault))
+    page.write(planting.lines())
+    return int(bool(broken))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
