@@ -18,6 +18,7 @@ from components.base.observe import Observe
 from components.base.text import counted
 from components.data.tables.published import SplitColumn, has_split, read_split, rows_by_category
 from components.distributed import ranks
+from components.gates.self_checks import SelfChecks
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompts
 from components.models.runtime import release_memory
@@ -30,6 +31,8 @@ from components.ppo.experience import Experience, PpoUpdate, check_start, gather
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
 from components.ppo.monitors.batches import Alarms
+from components.ppo.monitors.boundaries import check_inputs, write_results
+from components.ppo.monitors.by_the_book import check_batch, check_gradient, is_judged
 from components.ppo.monitors.curves import curve_metrics
 from components.ppo.monitors.kl_by_token import KLShares
 from components.ppo.monitors.responses import ResponseMetrics, SampleTable, ScoreWarning
@@ -62,17 +65,20 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     prompts = SplitColumn(read_split(data / "prompts.train"), "prompt")[: job.ppo.max_prompts]
     if not prompts:
         raise UserError("ppo: the data hold no training prompt. Raise data.split.train.")
-    models = Models.load(job, inputs)
+    models, checks = Models.load(job, inputs), SelfChecks()
+    check_inputs(checks, models, job, inputs)
     with with_rules(models, job, data), with_sources(models, job, inputs, out):
-        return _trained_and_evaluated(models, job, prompts, data, out, observe)
+        metrics = _trained_and_evaluated(models, job, prompts, data, out, observe, checks)
+    write_results(checks, out)
+    return metrics
 
 
 def _trained_and_evaluated(
-    models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe
+    models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe, checks: SelfChecks
 ) -> dict[str, float]:
     """Train, check that the frozen models are unchanged, evaluate, write the artifact, and return the final metrics."""
     with frozen_unchanged(models):
-        observers = train(models, job, prompts, data, out, observe)
+        observers = train(models, job, prompts, data, out, observe, checks)
         models.critic = None  # the evaluation needs no critic
         release_memory(job.runtime.device)
     models.policy.eval()
@@ -218,7 +224,10 @@ class Observers:
         return cls(alarms, evaluations, history, samples, shares, average, chosen)
 
 
-def train(models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe) -> Observers:
+def train(
+    models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe,
+    checks: SelfChecks | None = None,
+) -> Observers:  # fmt: skip
     """Train the policy by PPO; return the observers with what they saw. Resumes from `out/checkpoint/ppo`.
 
     This is PPO with clipped ratios (Schulman et al. 2017) on whole responses, with KL to SFT in the reward of each
@@ -228,7 +237,7 @@ def train(models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: 
     unless asked for; sampling at temperature 1 from the whole distribution; two epochs, which end early on their KL; a
     critic that is a model of its own and starts as the reward model.
     """
-    config = job.ppo
+    config, checks = job.ppo, checks or SelfChecks()
     models.policy.eval()  # no dropout anywhere in PPO: the ratio must be 1 before the first step
     learner, tether = Learner.start(models, job, data, out), KLController.start(config.kl)
     observers = Observers.start(models, job, data)
@@ -251,6 +260,10 @@ def train(models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: 
                 parts.append(experience := gather_experience(models, samples, job, tether.beta, batch, first))
                 if number == 1:
                     check_start(experience, job)
+                if is_judged(number):
+                    check_batch(checks, models, experience, job, tether.beta, batch, data, number)
+                if number == 1:
+                    check_gradient(checks, learner, experience)
                 # 3. learn: update policy and critic
                 metrics = experience.metrics | learner.update(experience, number - 1)
             # 4. adapt β to the KL
