@@ -39,7 +39,9 @@ class KLShares(RowTable[PpoUpdate]):
         return update.with_examples([shares_sample(shares)]) if evaluated else update
 
 
-def kl_shares(samples: Samples, policy: Tensor, sft: Tensor, prompts: Sequence[Any], tokenizer: Any) -> dict[str, Any]:
+def kl_shares(
+    samples: Samples, policy: Tensor, sft: Tensor, prompts: Sequence[Any], tokenizer: Any
+) -> dict[str, Any]:
     """Return the tokens and prompts that contribute most to the KL of `samples` to SFT, as a JSON object.
 
     KL is the log-ratio k1 summed over a response's tokens, averaged over responses. `tokens`: each token's contribution
