@@ -39,6 +39,11 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "prompts are not split by their hash, or the rows that `data.sources` leaves out are of certain splits",
         "`split_of` in `components/data/splits.py`",
     ),
+    "training.resumed": SelfCheck(
+        "After an interruption, the steps that each optimiser counts, with those of the history; moments are not 0.",
+        "the checkpoint lacks the optimisers' state, or it was not loaded",
+        "`restore_state` in `components/training/loop.py`, and the files `checkpoint/*/step-*`",
+    ),
     "ppo.reference": SelfCheck(
         "The weights of SFT, reference and policy before the first update, with the files of the artifact of sft.",
         "KL would be measured to another model, or the policy starts from another one",
@@ -103,6 +108,16 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "The policy's gradient on some responses of the first update, with PPO's loss computed response by response.",
         "the loss has another sign, another mask or other rows, or its micro-batches are not weighted by their share",
         "`components/ppo/objective.py` and `Learner.backward` in `components/ppo/learner.py`",
+    ),
+    "ppo.learned": SelfCheck(
+        "What an update has changed: weights of policy and critic, the critic's gradient, the ratio in later steps.",
+        "a model is not trained, or the log-probabilities of the sampler are computed again in each step",
+        "`Learner.update` in `components/ppo/learner.py`, and `policy_term` in `components/ppo/objective.py`",
+    ),
+    "ppo.fresh": SelfCheck(
+        "The prompts and responses of the second update, with those of the first.",
+        "each update asks the same prompts, or draws the same random numbers",
+        "`prompts_of` and `sample` in `components/ppo/stage.py`",
     ),
 }  # fmt: skip
 """All self-checks by name, `stage.check`, in the order of the pipeline."""

@@ -108,6 +108,11 @@ class Learner:
             )
         return policy_rate
 
+    def steps_of(self, rows: Sequence[Mapping[str, float]]) -> dict[str, int]:
+        """Return how many steps each optimiser has made in the updates of a history's `rows`."""
+        steps = [int(row["ppo/optimizer_steps"]) for row in rows]
+        return {name: sum(steps[self.job.ppo.critic.warmup * (name == "policy") :]) for name in self.optimizers}
+
     def update(self, experience: Experience, update: int) -> dict[str, float]:
         """Learn from a batch; return metrics averaged over the optimiser steps.
 

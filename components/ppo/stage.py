@@ -32,7 +32,7 @@ from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
 from components.ppo.monitors.batches import Alarms
 from components.ppo.monitors.boundaries import check_inputs, write_results
-from components.ppo.monitors.by_the_book import check_batch, check_gradient, is_judged
+from components.ppo.monitors.by_the_book import UpdateChecks
 from components.ppo.monitors.curves import curve_metrics
 from components.ppo.monitors.kl_by_token import KLShares
 from components.ppo.monitors.responses import ResponseMetrics, SampleTable, ScoreWarning
@@ -41,7 +41,7 @@ from components.rewards.rules import Rules
 from components.rewards.weighted import Rewards, check_waits
 from components.rollouts.engine import Rollouts, check_server, open_rollouts
 from components.training.checkpoint import Pace
-from components.training.loop import Loop, balanced_passes, shuffled_passes, torch_seed
+from components.training.loop import Loop, balanced_passes, check_resumed, shuffled_passes, torch_seed
 from components.training.trained_weights import WeightAverage, save_whole
 from components.training.updates import History, Observer, PluggedObserver, Speed
 
@@ -237,7 +237,7 @@ def train(
     unless asked for; sampling at temperature 1 from the whole distribution; two epochs, which end early on their KL; a
     critic that is a model of its own and starts as the reward model.
     """
-    config, checks = job.ppo, checks or SelfChecks()
+    config = job.ppo
     models.policy.eval()  # no dropout anywhere in PPO: the ratio must be 1 before the first step
     learner, tether = Learner.start(models, job, data, out), KLController.start(config.kl)
     observers = Observers.start(models, job, data)
@@ -248,6 +248,8 @@ def train(
         observers.in_order, models.trained(), learner.optimizers, {"tether": tether}, config.checkpoint_whole,
     )  # fmt: skip
     loop.report_resumed(observers.history.rows)
+    check_resumed(learner.optimizers, learner.steps_of(observers.history.rows))
+    self_checks = UpdateChecks(checks or SelfChecks(), learner, len(prompts), data)
     with open_rollouts(config.rollout, models.tokenizer, job.runtime, out / "sent") as rollouts, loop:
         for number in loop:
             # 1. sample responses to the prompts of the batch; those to one prompt are consecutive
@@ -260,12 +262,10 @@ def train(
                 parts.append(experience := gather_experience(models, samples, job, tether.beta, batch, first))
                 if number == 1:
                     check_start(experience, job)
-                if is_judged(number):
-                    check_batch(checks, models, experience, job, tether.beta, batch, data, number)
-                if number == 1:
-                    check_gradient(checks, learner, experience)
+                self_checks.before(number, experience, tether.beta, batch)
                 # 3. learn: update policy and critic
                 metrics = experience.metrics | learner.update(experience, number - 1)
+                self_checks.after(number, metrics)
             # 4. adapt β to the KL
             tether.update(metrics[f"ppo/{config.kl.measure}"])
             # 5. look at the update, which may stop the training

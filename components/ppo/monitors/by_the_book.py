@@ -5,7 +5,7 @@ of T tokens; log-probabilities are natural.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, compress, islice
 from pathlib import Path
@@ -312,12 +312,92 @@ def check_gradient(checks: SelfChecks, learner: Learner, experience: Experience)
     left = _norm(trained)
     for parameter in trained:
         parameter.grad = None
-    if not own > 0:
-        checks.judge(name, False, "the gradient of the policy is exactly 0")
+    if not float(experience.advantages[: len(rows)].abs().max()) > 0:
+        checks.skip(name, "all of the responses have the advantage 0")
         return
     allowed = 1e-4 if job.runtime.dtype == "float32" else 0.3
     numbers = f"the gradient of {len(rows)} responses differs by {left / own:.2g} of its norm from PPO by the book"
     checks.judge(name, left <= allowed * own, numbers)
+
+
+class UpdateChecks:
+    """Judges the updates of a training: 1, 2, 4, 8 and so on."""
+
+    def __init__(self, checks: SelfChecks, learner: Learner, prompts: int, data: Path) -> None:
+        """
+        Args:
+            prompts: number of the training prompts.
+            data: the artifact from which they come.
+        """
+        self._checks, self._learner, self._prompts, self._data = checks, learner, prompts, data
+        self._earlier: tuple[Sequence[Any], Samples] | None = None
+        self._weights: dict[str, Tensor] = {}
+        self._learned_from = 0.0
+        """The share of the responses with an advantage that is not 0."""
+
+    def before(self, number: int, experience: Experience, beta: float, prompts: Sequence[Any]) -> None:
+        """Judge the batch of update `number` before the policy learns from it. All ranks call it.
+
+        Raises:
+            CheckFailed: a number of it is not what its definition gives.
+        """
+        self._weights = {}
+        if not is_judged(number):
+            return
+        models, job = self._learner.models, self._learner.job
+        check_batch(self._checks, models, experience, job, beta, prompts, self._data, number)
+        if number == 1:
+            check_gradient(self._checks, self._learner, experience)
+            self._earlier = prompts, experience.samples
+        elif number == 2:
+            self._check_fresh(prompts, experience.samples)
+        self._weights = self._sums()
+        self._learned_from = float(experience.advantages.any(1).float().mean())
+
+    def _sums(self) -> dict[str, Tensor]:
+        """Return the sum of each trained tensor that is whole on this rank, by model."""
+        named = ((name, model.parameters()) for name, model in self._learner.models.trained().items())
+        own = {name: [p.detach().sum() for p in some if p.requires_grad and not is_spread(p)] for name, some in named}
+        return {name: torch.stack(sums) for name, sums in own.items() if sums}
+
+    def _check_fresh(self, prompts: Sequence[Any], samples: Samples) -> None:
+        """The second batch asks other prompts than the first, and is answered otherwise."""
+        if self._earlier is None or len(prompts) >= self._prompts:
+            reason = "the training was resumed" if self._earlier is None else "a batch has all prompts"
+            self._checks.skip("ppo.fresh", reason)
+            return
+        earlier, answers = self._earlier
+        same = {str(prompt) for prompt in prompts} == {str(prompt) for prompt in earlier}
+        alike = answers.response_ids.shape == samples.response_ids.shape
+        alike = alike and torch.equal(answers.response_ids, samples.response_ids)
+        told = (
+            f"prompts {'are the same' if same else 'differ'} and its responses {'are the same' if alike else 'differ'}"
+        )
+        self._checks.judge("ppo.fresh", not (same or alike), f"its {told}")
+        self._earlier = None
+
+    def after(self, number: int, metrics: Mapping[str, float]) -> None:
+        """Judge what update `number`, with its `metrics`, has changed.
+
+        Raises:
+            CheckFailed: a model has not moved, or a ratio is exactly 1 after a step.
+        """
+        if not self._weights:
+            return
+        steps, wrong = metrics["ppo/optimizer_steps"], list[str]()
+        moves = {name: optimizer.param_groups[0]["lr"] > 0 for name, optimizer in self._learner.optimizers.items()}
+        moves["policy"] = moves["policy"] and not self._learner.warming and self._learned_from > 0
+        for name, sums in self._sums().items():
+            if steps and moves[name] and torch.equal(sums, self._weights[name]):
+                wrong.append(f"every weight of the {name} is the same after {steps:g} steps")
+        if metrics.get("ppo/critic_grad_norm", 1.0) == 0:
+            wrong.append("the norm of the critic's gradient is exactly 0")
+        still = metrics.get("ppo/ratio_max", 0.0) == 1.0 and metrics.get("ppo/approx_kl", 1.0) == 0.0
+        still = still and self._learned_from == 1 and self._learner.job.runtime.dtype == "float32"
+        if steps > 1 and moves["policy"] and still:
+            wrong.append(f"the ratio is exactly 1 in all {steps:g} steps, of which only the first has the old policy")
+        told = f"update {number} has changed {' and '.join(self._weights)}"
+        self._checks.judge("ppo.learned", not wrong, "; ".join(wrong) or told)
 
 
 def _norm(parameters: Sequence[Tensor]) -> float:

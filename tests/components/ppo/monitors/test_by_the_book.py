@@ -12,13 +12,15 @@ from components.base.errors import CheckFailed
 from components.base.jsonl import Message
 from components.data.tables.published import read_split
 from components.gates.self_checks import SelfChecks
+from components.models.batching import encode_prompt
+from components.models.sampling import sample
 from components.ppo import experience as experience_module
 from components.ppo import learner as learner_module
 from components.ppo import maths, objective
 from components.ppo.experience import Experience, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Packed
-from components.ppo.monitors.by_the_book import check_batch, check_gradient, is_judged
+from components.ppo.monitors.by_the_book import UpdateChecks, check_batch, check_gradient, is_judged
 
 BATCH = ["ppo.prompts", "ppo.endings", "ppo.scores", "ppo.state", "ppo.rewarded", "ppo.advantages", "ppo.gradient"]
 
@@ -184,3 +186,61 @@ def test_the_check_leaves_no_gradient_and_no_other_random_numbers(load: Callable
     check_gradient(SelfChecks(), learner, batch)
     assert torch.equal(before, torch.get_rng_state())
     assert all(parameter.grad is None for model in models.trained().values() for parameter in model.parameters())
+
+
+@pytest.fixture
+def two_updates(load: Callable[..., Any], stages: Any) -> Callable[..., SelfChecks]:
+    """Judge two updates of the trainer; `learn` replaces `Learner.update`, `again` gives the second batch's prompts."""
+
+    def two(learn: Callable[..., Any] = Learner.update, start: int = 8, numbers: int = 8, **options: Any) -> SelfChecks:
+        job, models, samples = load(**{"minibatch_size": 4} | options)
+        rows = read_split(stages.inputs["data"] / "prompts.train")
+        checks, learner = SelfChecks(), Learner.start(models, job)
+        judged = UpdateChecks(checks, learner, len(rows), stages.inputs["data"])
+        for number, (first, seed) in enumerate([(0, 0), (start, numbers)], 1):
+            asked = [row["prompt"] for row in rows[first : first + 8]]
+            prompts = [encode_prompt(models.tokenizer, prompt, 64) for prompt in asked]
+            samples = sample(models.policy, models.tokenizer, prompts, job.generation, seed)
+            batch = gather_experience(models, samples, job, 0.1, asked)
+            judged.before(number, batch, 0.1, asked)
+            judged.after(number, learn(learner, batch, number - 1))
+        return checks
+
+    return two
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"critic": {"kind": "shared"}}, {"critic": {"warmup": 1}}, {"advantage": "reinforce++"}], ids=str
+)
+def test_updates_that_learn_from_new_responses_pass(two_updates: Callable[..., SelfChecks], options: Any) -> None:
+    results = two_updates(**options).results
+    assert results["ppo.learned"].verdict == results["ppo.fresh"].verdict == "held"
+
+
+def test_a_critic_or_a_policy_that_is_not_trained_is_named(two_updates: Callable[..., SelfChecks]) -> None:
+    def frozen(name: str) -> Callable[..., dict[str, float]]:
+        def update(learner: Learner, batch: Experience, number: int) -> dict[str, float]:
+            optimizers = learner.optimizers
+            learner.optimizers = optimizers | {name: torch.optim.AdamW([torch.zeros(1, requires_grad=True)])}
+            metrics = Learner.update(learner, batch, number)
+            learner.optimizers = optimizers
+            return metrics
+
+        return update
+
+    for name in ("policy", "critic"):
+        with pytest.raises(CheckFailed, match=rf"ppo\.learned failed.*every weight of the {name} is the same"):
+            two_updates(frozen(name))
+
+
+def test_a_ratio_that_stays_exactly_1_is_named(two_updates: Callable[..., SelfChecks]) -> None:
+    def of_itself(learner: Learner, batch: Experience, number: int) -> dict[str, float]:
+        return Learner.update(learner, batch, number) | {"ppo/ratio_max": 1.0, "ppo/approx_kl": 0.0}
+
+    with pytest.raises(CheckFailed, match=r"ppo\.learned failed.*the ratio is exactly 1 in all 4 steps"):
+        two_updates(of_itself)
+
+
+def test_the_same_prompts_in_each_update_are_named(two_updates: Callable[..., SelfChecks]) -> None:
+    with pytest.raises(CheckFailed, match=r"ppo\.fresh failed.*its prompts are the same"):
+        two_updates(start=0)
