@@ -18,6 +18,7 @@ from components.base.observe import Observe
 from components.base.text import counted
 from components.data.tables.published import SplitColumn, has_split, read_split, rows_by_category
 from components.distributed import ranks
+from components.gates.self_checks import SelfChecks
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompts
 from components.models.runtime import release_memory
@@ -30,6 +31,8 @@ from components.ppo.experience import Experience, PpoUpdate, check_start, gather
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
 from components.ppo.monitors.batches import Alarms
+from components.ppo.monitors.boundaries import check_inputs, write_results
+from components.ppo.monitors.by_the_book import UpdateChecks
 from components.ppo.monitors.curves import curve_metrics
 from components.ppo.monitors.kl_by_token import KLShares
 from components.ppo.monitors.responses import ResponseMetrics, SampleTable, ScoreWarning
@@ -38,7 +41,7 @@ from components.rewards.rules import Rules
 from components.rewards.weighted import Rewards, check_waits
 from components.rollouts.engine import Rollouts, check_server, open_rollouts
 from components.training.checkpoint import Pace
-from components.training.loop import Loop, balanced_passes, shuffled_passes, torch_seed
+from components.training.loop import Loop, balanced_passes, check_resumed, shuffled_passes, torch_seed
 from components.training.trained_weights import WeightAverage, save_whole
 from components.training.updates import History, Observer, PluggedObserver, Speed
 
@@ -62,17 +65,20 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     prompts = SplitColumn(read_split(data / "prompts.train"), "prompt")[: job.ppo.max_prompts]
     if not prompts:
         raise UserError("ppo: the data hold no training prompt. Raise data.split.train.")
-    models = Models.load(job, inputs)
+    models, checks = Models.load(job, inputs), SelfChecks()
+    check_inputs(checks, models, job, inputs)
     with with_rules(models, job, data), with_sources(models, job, inputs, out):
-        return _trained_and_evaluated(models, job, prompts, data, out, observe)
+        metrics = _trained_and_evaluated(models, job, prompts, data, out, observe, checks)
+    write_results(checks, out)
+    return metrics
 
 
 def _trained_and_evaluated(
-    models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe
+    models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe, checks: SelfChecks
 ) -> dict[str, float]:
     """Train, check that the frozen models are unchanged, evaluate, write the artifact, and return the final metrics."""
     with frozen_unchanged(models):
-        observers = train(models, job, prompts, data, out, observe)
+        observers = train(models, job, prompts, data, out, observe, checks)
         models.critic = None  # the evaluation needs no critic
         release_memory(job.runtime.device)
     models.policy.eval()
@@ -218,7 +224,10 @@ class Observers:
         return cls(alarms, evaluations, history, samples, shares, average, chosen)
 
 
-def train(models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe) -> Observers:
+def train(
+    models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe,
+    checks: SelfChecks | None = None,
+) -> Observers:  # fmt: skip
     """Train the policy by PPO; return the observers with what they saw. Resumes from `out/checkpoint/ppo`.
 
     This is PPO with clipped ratios (Schulman et al. 2017) on whole responses, with KL to SFT in the reward of each
@@ -239,6 +248,8 @@ def train(models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: 
         observers.in_order, models.trained(), learner.optimizers, {"tether": tether}, config.checkpoint_whole,
     )  # fmt: skip
     loop.report_resumed(observers.history.rows)
+    check_resumed(learner.optimizers, learner.steps_of(observers.history.rows))
+    self_checks = UpdateChecks(checks or SelfChecks(), learner, len(prompts), data)
     with open_rollouts(config.rollout, models.tokenizer, job.runtime, out / "sent") as rollouts, loop:
         for number in loop:
             # 1. sample responses to the prompts of the batch; those to one prompt are consecutive
@@ -251,8 +262,10 @@ def train(models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: 
                 parts.append(experience := gather_experience(models, samples, job, tether.beta, batch, first))
                 if number == 1:
                     check_start(experience, job)
+                self_checks.before(number, experience, tether.beta, batch)
                 # 3. learn: update policy and critic
                 metrics = experience.metrics | learner.update(experience, number - 1)
+                self_checks.after(number, metrics)
             # 4. adapt β to the KL
             tether.update(metrics[f"ppo/{config.kl.measure}"])
             # 5. look at the update, which may stop the training

@@ -1,0 +1,170 @@
+"""PPO's self-checks of what it is given: models, scale and tokenizers are those of the artifacts that it names."""
+
+import json
+import math
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from components.data.tables.published import has_split, read_split
+from components.distributed import ranks
+from components.distributed.sharding import is_spread
+from components.gates.self_checks import SelfChecks
+from components.models.adapters import AdapterView
+from components.models.batching import encode_prompt
+from components.models.sampling import ANSWERS
+from components.models.weights import load_from
+from components.ppo.config import PpoJob
+from components.ppo.models import Models
+from components.reward.scoring import combine, read_sft_scores, score_sequences
+from components.sft.tokenized_demonstrations import choose_demonstrations, loss_a_token, response_losses
+
+DEMONSTRATIONS, ANSWERS_SCORED = 96, 48
+"""Most held-out demonstrations whose loss is measured, and most of SFT's answers that are scored."""
+FEW = 16
+"""With fewer demonstrations nothing is judged."""
+WHOLE, TENSORS = 50_000_000, 24
+"""Models with more parameters than the first number are compared with their files in as many tensors as the second."""
+
+
+def check_inputs(checks: SelfChecks, models: Models, job: PpoJob, inputs: Mapping[str, Path]) -> None:
+    """Judge the models as they were loaded from `inputs`, before anything trains. All ranks call it.
+
+    Raises:
+        CheckFailed: one of them is not what its artifact says.
+    """
+    _check_reference(checks, models, inputs["sft"])
+    _check_tokenizers(checks, models.tokenizer, inputs)
+    _check_sft_loss(checks, models, job, inputs)
+    _check_reward_scores(checks, models, job, inputs)
+
+
+def _check_reference(checks: SelfChecks, models: Models, sft: Path) -> None:
+    if models.policy in (models.sft, models.reference):
+        checks.judge(
+            "ppo.reference", False, "the reference and the policy are one object, so it trains with the policy"
+        )
+    wrong, compared = list[str](), 0
+    for name, model in {"SFT policy": models.sft, "reference": models.reference, "policy": models.policy}.items():
+        if isinstance(model, AdapterView) and model is models.policy:
+            continue  # its adapter adds nothing before the first update, which `check_start` judges
+        others, count = other_weights(model, sft)
+        compared += count
+        if others:
+            wrong.append(f"{len(others)} of {count} tensors of the {name} are not those of {sft}, as {others[0]}")
+    if not compared:
+        checks.skip("ppo.reference", "the weights are stored in another form")
+        return
+    checks.judge("ppo.reference", not wrong, "; ".join(wrong) or f"{compared} tensors are those of the SFT artifact")
+
+
+def other_weights(model: Any, artifact: Path) -> tuple[list[str], int]:
+    """Return the names of the tensors of `model` that differ from the file in `artifact`, and how many were compared.
+
+    Tensors of another shape or layout (in shares, in four bits) are left out. The files are read tensor by tensor.
+    """
+    named = model.weights() if isinstance(model, AdapterView) else model.named_parameters()
+    weights: dict[str, Tensor] = {name.replace(".base_layer", ""): weight.detach() for name, weight in named}
+    others, compared = list[str](), 0
+    few = sum(weight.numel() for weight in weights.values()) > WHOLE
+    for file in sorted((artifact / "model").glob("*.safetensors")):
+        with safe_open(file, "pt") as stored:
+            names = [name for name in stored.keys() if name in weights]  # noqa: SIM118  (it is not a mapping)
+            for name in names[:: max(1, len(names) // TENSORS)] if few else names:
+                weight = weights[name]
+                if is_spread(weight) or not weight.is_floating_point():
+                    continue
+                value = stored.get_tensor(name)
+                if value.shape == weight.shape:
+                    compared += 1
+                    others += [] if torch.equal(value.to(weight.dtype), weight.cpu()) else [name]
+    return others, compared
+
+
+def _check_tokenizers(checks: SelfChecks, tokenizer: Any, inputs: Mapping[str, Path]) -> None:
+    """Compare what the tokenizers of the artifacts make of the same prompts and texts, with PPO's own."""
+    rows = [*islice(read_split(inputs["data"] / "pairs.test"), 4)] if has_split(inputs["data"] / "pairs.test") else []
+
+    def seen(tokenizer: Any) -> dict[str, Any]:
+        prompts = [encode_prompt(tokenizer, row["prompt"], 1 << 20) for row in rows]
+        texts = [tokenizer(row["chosen"], add_special_tokens=False)["input_ids"] for row in rows]
+        tokens = {"EOS": tokenizer.eos_token_id, "the pad token": tokenizer.pad_token_id}
+        sides = {"the side of padding": tokenizer.padding_side, "the number of tokens": len(tokenizer)}
+        return {"prompts in the chat template": prompts, "texts": texts} | tokens | sides
+
+    expected, names = seen(tokenizer), [name for name in ("sft", "reward", "judge") if name in inputs]
+    wrong = [
+        f"{what} of {name}"
+        for name in names
+        for what, value in seen(load_from(AutoTokenizer, inputs[name] / "model")).items()
+        if value != expected[what]
+    ]
+    numbers = f"{', '.join(wrong)} differ from the policy's" if wrong else f"those of {', '.join(names)} agree"
+    checks.judge("ppo.tokenizers", not wrong, numbers)
+
+
+def _check_sft_loss(checks: SelfChecks, models: Models, job: PpoJob, inputs: Mapping[str, Path]) -> None:
+    """Compare SFT's loss on held-out demonstrations, as PPO encodes them, with the one that the SFT stage recorded.
+
+    The stage measured more of the same demonstrations, and may have dropped or cut overlong ones, so both are tried.
+    Five standard errors and 0.02 nats are allowed.
+    """
+    name, file, data = "ppo.sft_loss", inputs["sft"] / "metrics.json", inputs["data"] / "demonstrations.heldout"
+    recorded = json.loads(file.read_text()).get("sft/loss") if file.is_file() else None
+    if recorded is None or not has_split(data):
+        checks.skip(name, "the artifact of sft has no loss, or the data have no held-out demonstrations")
+        return
+    results = list[tuple[float, float]]()
+    for overlong in ("drop", "cut"):
+        chosen = choose_demonstrations(models.tokenizer, read_split(data), job.generation, overlong, DEMONSTRATIONS)
+        if len(chosen.examples) < FEW or (overlong == "cut" and results and not chosen.overlong):
+            continue
+        losses = response_losses(models.sft, models.tokenizer.pad_token_id, chosen.examples, job.runtime)
+        loss = loss_a_token(losses, chosen.examples)
+        if math.isfinite(loss.high - loss.low):
+            results.append((loss.value, 5 * (loss.high - loss.low) / (2 * 1.96) + 0.02))
+    if not results:
+        checks.skip(name, f"fewer than {FEW} held-out demonstrations fit, or all are to one prompt")
+        return
+    value, allowed = min(results, key=lambda result: abs(result[0] - recorded) / result[1])
+    numbers = f"{value:.3f} nats a token here, {recorded:.3f} in the record of sft ({allowed:.2f} apart is allowed)"
+    checks.judge(name, abs(value - recorded) <= allowed, numbers)
+
+
+def _check_reward_scores(checks: SelfChecks, models: Models, job: PpoJob, inputs: Mapping[str, Path]) -> None:
+    """Score SFT's stored answers again with the loaded reward model, and compute the scale of the stored scores."""
+    artifact = inputs["reward"]
+    stored = read_sft_scores(artifact)
+    expected = combine(stored, stored.mean(1), job.ppo.score)
+    shift, scale = float(expected.mean()), float(expected.std())
+    off = max(abs(models.scale.shift - shift), abs(models.scale.scale - scale))
+    numbers = (
+        f"shift {models.scale.shift:.3f} and scale {models.scale.scale:.3f}, by the artifact's scores {shift:.3f} "
+    )
+    checks.judge("ppo.scale", off <= 1e-3 * scale, f"{numbers}and {scale:.3f}")
+    if not (artifact / ANSWERS).is_file():
+        checks.skip("ppo.reward_scores", "release 0.1.0 stored no answers of SFT")
+        return
+    count = min(ANSWERS_SCORED, len(models.answers.ids), len(expected))
+    rows = read_split(inputs["data"] / "prompts.calibration")[:count]
+    prompts = [encode_prompt(models.tokenizer, row["prompt"], job.generation.max_prompt_tokens) for row in rows]
+    samples = models.answers.samples(slice(0, count), prompts, models.tokenizer, "cpu")
+    sequences = [prompt + samples.reward_ids(i) for i, prompt in enumerate(prompts)]
+    scores = score_sequences(models.reward_model, models.tokenizer.pad_token_id, sequences, job.runtime).double()
+    difference = float((scores - expected[:count]).abs().mean()) / scale
+    quantized = job.ppo.lora is not None and job.ppo.lora.quantize is not None
+    allowed = 0.5 if quantized else {"float32": 0.02, "bfloat16": 0.2}[job.runtime.dtype]
+    numbers = f"{count} answers of SFT score {difference:.2g} standard deviations from their stored scores on average"
+    checks.judge("ppo.reward_scores", difference <= allowed, f"{numbers} ({allowed:g} is allowed)")
+
+
+def write_results(checks: SelfChecks, out: Path) -> None:
+    """Write the results on the first rank."""
+    if ranks.is_first():
+        checks.write(out)
