@@ -58,7 +58,7 @@ def run(job: ProbesJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     metrics, rows = {"evaluation/probe_prompts": float(total)}, list[dict[str, Any]]()
     with _judge(job, inputs, out / "checkpoint" / JUDGE) as by_model:
         for probe, responses in zip(probes, answered, strict=True):
-            for row in _judged(probe, responses, by_model):
+            for row in _rows(probe, responses, by_model):
                 rows.append(row)
                 if by_model is not None:
                     observe(len(rows), {}, total=total, doing="asking the judge")
@@ -78,7 +78,7 @@ def _judge(job: ProbesJob, inputs: Mapping[str, Path], answers: Path) -> Abstrac
     return ProbeJudge(answers, lambda: FolderJudge(folder, job.runtime, "evaluation.judge"))
 
 
-def _judged(probe: Probe, responses: Mapping[str, str], by_model: ProbeJudge | None) -> Iterator[dict[str, Any]]:
+def _rows(probe: Probe, responses: Mapping[str, str], by_model: ProbeJudge | None) -> Iterator[dict[str, Any]]:
     """Yield the row of `responses.jsonl` of each prompt."""
     for prompt, verdict in zip(probe.prompts, judge(probe, responses), strict=True):
         response = responses[prompt.id]
