@@ -7,12 +7,12 @@ import itertools
 import logging
 import math
 import os
+import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
-from unittest.mock import patch
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from components.models.runtime import Runtime
 
 HARNESS = "0.4.13"
 """The version whose numbers Tether was compared with: another may score otherwise, under the same task versions."""
+_SEEDS = 0, 1234
+"""The harness' own seeds: of `random`, and of NumPy, PyTorch and few-shot examples."""
 
 
 class TaskScore(TypedDict):
@@ -77,23 +79,28 @@ def offline() -> Iterator[None]:
     import huggingface_hub.constants
     from tqdm import tqdm
 
-    with_bars, caching, variable = tqdm.__init__, datasets.is_caching_enabled(), os.environ.get("HF_HUB_OFFLINE")
+    places: tuple[Any, ...] = (datasets.config, huggingface_hub.constants)
+    with_bars = tqdm.__init__
 
     def silent(bar: Any, *arguments: Any, **options: Any) -> None:
         with_bars(bar, *arguments, **options | {"disable": True})
 
+    before, caching = [place.HF_HUB_OFFLINE for place in places], datasets.is_caching_enabled()
+    variable = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"
-    datasets.disable_caching()
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     try:
-        with (
-            patch.object(datasets.config, "HF_HUB_OFFLINE", True),
-            patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True),
-            patch.object(tqdm, "__init__", silent),
-            warnings.catch_warnings(action="ignore"),  # of the harness and what it imports
-        ):
+        for place in places:
+            place.HF_HUB_OFFLINE = True
+        tqdm.__init__ = silent
+        datasets.disable_caching()
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the harness and what it imports
             yield
     finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
+        tqdm.__init__ = with_bars
         if caching:
             datasets.enable_caching()
         os.environ.pop("HF_HUB_OFFLINE")
@@ -211,19 +218,27 @@ def model_of(folder: Path, runtime: Runtime, batch_size: int) -> Any:
 
 
 def evaluate(model: Any, name: str, task: Any, config: EvaluationConfig) -> tuple[TaskScore, list[TaskItem]]:
-    """Return a model's score on a task and its items, as `lm_eval --tasks NAME` computes them.
+    """Return a model's score on a task and its items, as `lm_eval --tasks NAME` computes them, with its seeds.
 
     The metric is the task's first one, with its first filter.
 
     Raises:
         UserError: a document has no finite number as its score, or the harness can't evaluate the task.
     """
+    import torch
+
     with offline():
-        try:
-            results = _module("evaluator").simple_evaluate(
-                model, tasks=[task], task_manager=_module("tasks").TaskManager(include_defaults=False),
-                limit=config.limit, bootstrap_iters=0, apply_chat_template=config.chat_template,
-                fewshot_as_multiturn=config.chat_template,
+        first, others = _SEEDS
+        random.seed(first)
+        np.random.seed(others)
+        torch.manual_seed(others)
+        if task.get_config("num_fewshot") is None:
+            task.set_config(key="num_fewshot", value=0)
+        task.set_fewshot_seed(seed=others)
+        try:  # not by simple_evaluate, which also asks git and the machine about themselves, at each task
+            results = _module("evaluator").evaluate(
+                model, {"tasks": {name: task}, "groups": {}, "group_map": {}}, limit=config.limit, bootstrap_iters=0,
+                apply_chat_template=config.chat_template, fewshot_as_multiturn=config.chat_template,
             )  # fmt: skip
         except (ValueError, TypeError, KeyError) as error:  # of the task's functions, or no chat template
             raise _unusable(name, error, "can't evaluate") from error

@@ -121,15 +121,13 @@ def _refuse_too_few(config: RunConfig, kind: Kind, clusters: Mapping[str, Sequen
 
     from components.evaluation.comparison import gate_of, level_of, margin_of, worsening
 
-    thresholds = config.gates.rules("evaluation")
+    thresholds = {rule.name: threshold for rule, threshold in config.gates.rules("evaluation")}
     for name, documents in clusters.items():
         margin, gate = margin_of(config.evaluation, name), f"evaluation.{gate_of(kind, name)}"
         equal = np.zeros(len(documents))
         high = worsening(equal, equal, documents, level_of(kind, len(clusters))).high
-        limits = [
-            threshold for rule, threshold in thresholds if rule.name == gate and isinstance(threshold, int | float)
-        ]
-        if limits and not high - margin <= limits[0]:
+        limit = thresholds[gate]
+        if isinstance(limit, int | float) and not high - margin <= limit:
             raise UserError(
                 f"evaluation.{kind}s: {name} has {counted(len(set(documents)), 'independent document')}, too few for "
                 f"its margin of {margin:g}: with equal answers of SFT and policy the interval ends at {high:.3f}, and "
