@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from tests.planted import outcome, page
+from tests.planted.catalogue import read
 from tests.planted.copies import Ended, Tether
 from tests.planted.outcome import Line
 from tests.planted.run import Planting, chosen, seeds_of
@@ -157,3 +158,7 @@ def test_the_page_counts_what_was_caught_and_lists_what_was_not() -> None:
     text = page.text_of([caught, silent], lines)
     assert "0 of 1 were stopped or raised an alarm" in text and "1 of 2 were named" in text
     assert "- `silent` (yes: the promise `held-out` is broken)" in text
+
+
+def test_the_page_in_the_docs_is_what_the_recorded_lines_say() -> None:
+    assert page.PAGE.read_text(encoding="utf-8") == page.text_of(read(), Planting().lines()), "make planted ARGS=--page"
