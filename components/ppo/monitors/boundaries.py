@@ -1,4 +1,4 @@
-"""The self-checks of the policy at its boundaries: its models are those of the artifacts, and it is what is published."""
+"""The policy's self-checks at its boundaries: its models are those of the artifacts, and what is judged is published."""
 
 import json
 import math

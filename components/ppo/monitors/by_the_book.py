@@ -342,8 +342,8 @@ class UpdateChecks:
             CheckFailed: a number of it is not what its definition gives.
         """
         self._weights = {}
-        if not is_judged(number):
-            return
+        if not is_judged(number) or not bool(experience.advantages.isfinite().all()):
+            return  # a loss that is not finite has a check of its own
         models, job = self._learner.models, self._learner.job
         check_batch(self._checks, models, experience, job, beta, prompts, self._data, number)
         if number == 1:
