@@ -1,4 +1,4 @@
-"""The policy's self-checks at its boundaries: its models are those of the artifacts, and what is judged is published."""
+"""The policy's self-checks at its boundaries: its models are those of the artifacts; what is judged is published."""
 
 import json
 import math
