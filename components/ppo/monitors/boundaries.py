@@ -178,7 +178,7 @@ def check_end(
         CheckFailed: what was judged is not what was published, or a number of it is not what its definition gives.
     """
     rows = read_rows(out / "artifact" / "evaluation.jsonl")
-    asked, heldout = [row["prompt"] for row in rows], read_split(inputs["data"] / "prompts.test")
+    prompts, heldout = [row["prompt"] for row in rows], read_split(inputs["data"] / "prompts.test")
     others = sum(row["prompt"] != expected["prompt"] for row, expected in zip(rows, heldout, strict=False))
     numbers = f"{others} of the {len(rows)} prompts of the evaluation are not those of prompts.test"
     checks.judge("ppo.evaluation_prompts", not others and len(rows) <= len(heldout), numbers)
@@ -188,7 +188,7 @@ def check_end(
     if any(is_spread(parameter) for parameter in models.policy.parameters()):
         checks.skip("ppo.evaluation", "the policy is sharded over ranks")
         return
-    _check_evaluation(checks, models, job, asked[:AGAIN], [row["policy"] for row in rows[:AGAIN]])
+    _check_evaluation(checks, models, job, prompts[:AGAIN], [row["policy"] for row in rows[:AGAIN]])
 
 
 def _check_published(checks: SelfChecks, models: Models, out: Path) -> None:
@@ -214,8 +214,8 @@ def _check_gain(checks: SelfChecks, metrics: Mapping[str, float]) -> None:
 def _check_sft_evaluation(checks: SelfChecks, rows: Sequence[Any], job: PpoJob, sft: Path) -> None:
     """SFT has no KL to itself, and its responses are as long as in its own stage: within 5 standard errors."""
     largest = max(abs(row["kl"]) for row in rows)
-    told = f"SFT's own responses have a KL to SFT of up to {largest:.2g} nats"
-    checks.judge("ppo.sft_evaluation", largest <= 1e-3, told)
+    of_kl = f"SFT's own responses have a KL to SFT of up to {largest:.2g} nats"
+    checks.judge("ppo.sft_evaluation", largest <= 1e-3, of_kl)
     at, file = job.ppo.evaluate_temperature, sft / "samples.jsonl"
     if at not in (None, job.generation.temperature) or not file.is_file():
         return
@@ -223,7 +223,7 @@ def _check_sft_evaluation(checks: SelfChecks, rows: Sequence[Any], job: PpoJob, 
     if min(len(here), len(there)) < FEW:
         return
     allowed = 5 * math.sqrt(variance(here) / len(here) + variance(there) / len(there)) + 1
-    numbers = f"{told}; they have {fmean(here):.0f} characters on average, and {fmean(there):.0f} in the stage of sft"
+    numbers = f"{of_kl}; they have {fmean(here):.0f} characters on average, and {fmean(there):.0f} in the stage of sft"
     checks.judge("ppo.sft_evaluation", abs(fmean(here) - fmean(there)) <= allowed, numbers, fails=False)
 
 
