@@ -44,6 +44,11 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "the checkpoint lacks the optimisers' state, or it was not loaded",
         "`restore_state` in `components/training/loop.py`, and the files `checkpoint/*/step-*`",
     ),
+    "reward.prompt_use": SelfCheck(
+        "The margins of test pairs under their own prompt and under another pair's; it warns on data of your own.",
+        "pairs were read or trained under other prompts than their own",
+        "the prompts in `pairs.*` of the artifact of validate, and `components/reward/training_pairs.py`",
+    ),
     "ppo.reference": SelfCheck(
         "The weights of SFT, reference and policy before the first update, with the files of the artifact of sft.",
         "KL would be measured to another model, or the policy starts from another one",
