@@ -74,11 +74,17 @@ def test_a_bench_prints_its_lines(
     assert len(capsys.readouterr().out.splitlines()) >= 2
 
 
+SLOW = {"graphs", "repeated", "updates", "sanitized", "direct", "sharded"}
+"""Steps that take a minute or more on a CPU."""
+
+
 @pytest.mark.whole
-def test_each_step_on_a_gpu_starts_on_a_cpu(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.bench.gpu.gpu", "--device", "cpu", "--quick", "--out", str(tmp_path)]
-    steps = STEPS.keys() - {"direct", "sharded", "pairs"}  # which take minutes on a CPU, or need a folder
-    command += ["--steps", *(step for step in STEPS if step in steps)]
+@pytest.mark.parametrize(
+    "steps", [STEPS.keys() - SLOW - {"pairs"}, pytest.param(SLOW, marks=pytest.mark.long)], ids=["quick", "slow"]
+)
+def test_each_step_on_a_gpu_starts_on_a_cpu(steps: set[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.bench.gpu.gpu", "--device", "cpu", "--quick", "--seconds", "1000"]
+    command += ["--out", str(tmp_path), "--steps", *(step for step in STEPS if step in steps)]
     ended = subprocess.run(command, cwd=ROOT, check=False)
     rows = read_rows(tmp_path / "gpu.jsonl")
     assert ended.returncode == 0 and {row["step"] for row in rows} == steps

@@ -35,6 +35,7 @@ A_STEP = {
     "components/ppo/maths.py estimate_advantages": 0.5,
     "components/models/sampling.py prompt_lengths": 0.5,
     "components/models/sampling.py response_lengths": 0.5,
+    "components/models/sampling.py text_ids": 0.5,
 }
 """Waits an optimiser step, by function, with what precedes an update in it: numbers are read once for each model that
 is stepped, and transformers asks once a pass whether positions are packed (`find_packed_sequence_indices`)."""
@@ -156,6 +157,7 @@ def test_the_stages_mix_no_devices_and_wait_rarely_and_planted_faults_are_found(
 
 
 @pytest.mark.whole
+@pytest.mark.long
 @pytest.mark.simulator
 def test_every_option_of_the_stages_on_the_pretended_gpu(tmp_path: Path) -> None:
     sound(walk(tmp_path, whole_walk()))
