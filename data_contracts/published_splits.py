@@ -29,11 +29,17 @@ def write_splits(data: Examination, artifact: Path) -> dict[str, float]:
 
     Returns:
         The numbers of published rows, and the shares that exceed the token limit, as metrics.
+
+    Raises:
+        CheckFailed: as for `check_splits`, whose results are written to the attachments.
     """
     published = _published(data)
     for rows in published:
         _write(artifact, rows)
-    return _sizes(data, *published)
+    sizes, checks = _sizes(data, *published), SelfChecks()
+    check_splits(checks, artifact, sizes, data.job.data.split)
+    checks.write(artifact.parent)
+    return sizes
 
 
 def check_splits(checks: SelfChecks, artifact: Path, sizes: Mapping[str, float], shares: SplitConfig) -> None:
@@ -59,8 +65,8 @@ def check_splits(checks: SelfChecks, artifact: Path, sizes: Mapping[str, float],
     leaks = ", ".join(f"{n} of the {len(rows[name])} rows of {name}" for name, n in shared.items() if n)
     wrong = [f"{leaks} have a prompt that is also held out"] if leaks else []
     wrong += [f"{name} has {n} rows on disk and {counted} in the metrics" for name, (n, counted) in others.items()]
-    told = f"{len(heldout)} held-out prompts, none in the {sum(len(rows[name]) for name in shared)} training rows"
-    checks.judge("validate.splits", not wrong, "; ".join(wrong) or told)
+    numbers = f"{len(heldout)} held-out prompts, none in the {sum(len(rows[name]) for name in shared)} training rows"
+    checks.judge("validate.splits", not wrong, "; ".join(wrong) or numbers)
     total = sum(written[f"prompts_{split}"] for split in SPLITS)
     named = {split: (written[f"prompts_{split}"], getattr(shares, split)) for split in SPLITS}
     holds = all(abs(n - total * share) <= 5 * math.sqrt(total * share * (1 - share)) + 1 for n, share in named.values())

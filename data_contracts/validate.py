@@ -22,7 +22,6 @@ from components.base.text import counted
 from components.data.inputs import of_kind
 from components.data.rows import OF_MODEL, listed
 from components.data.splits import SPLITS
-from components.gates.self_checks import SelfChecks
 from components.gates.table import OF_SOURCE
 from data_contracts.config import ValidateJob
 from data_contracts.contract import contract_result
@@ -32,7 +31,7 @@ from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import JudgedCheck, first_rows
 from data_contracts.findings.noise import LabelNoise
 from data_contracts.findings.whole import TRAIN
-from data_contracts.published_splits import check_splits, write_splits
+from data_contracts.published_splits import write_splits
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +71,6 @@ def run(
         quarantined = write_quarantine(data, out / "artifact")
         counts, reasons = source_counts(data), quarantine_reasons(data)
         final = metrics(data, checks, quarantined) | write_splits(data, out / "artifact")
-    self_checks = SelfChecks()
-    check_splits(self_checks, out / "artifact", final, job.data.split)
-    self_checks.write(out)
     write_json(out / "artifact" / "report.json", checks)
     write_json(out / "artifact" / SUITE_JSON, as_document(expectations))
     files = of_kind(inputs, "preferences")

@@ -15,11 +15,12 @@ from components.direct.config import DirectJob
 from components.direct.pair_training import train_on_pairs
 from components.direct.policy_pairs import PolicyPairs
 from components.direct.training import TrainedPolicy
+from components.distributed import ranks
 from components.gates.self_checks import SelfChecks
 from components.models.runtime import release_memory
 from components.ppo.evaluate import evaluate
 from components.ppo.models import Models
-from components.ppo.monitors.boundaries import check_inputs, write_results
+from components.ppo.monitors.boundaries import check_end, check_inputs
 from components.ppo.stage import frozen_unchanged, ignored_labels, put_and_save, with_rules, with_sources
 from components.reward.evaluation.length import balanced_length_accuracy
 from components.reward.scoring import ScoreScale
@@ -49,7 +50,9 @@ def run(job: DirectJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
             trained = train(models, job, inputs, out, observe)
             release_memory(job.runtime.device)
         metrics = _published(models, job, trained, data, out, observe)
-    write_results(checks, out)
+    if ranks.is_first():
+        check_end(checks, models, measured, inputs, out, metrics)
+        checks.write(out)
     return metrics
 
 

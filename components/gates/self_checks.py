@@ -44,6 +44,11 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "the checkpoint lacks the optimisers' state, or it was not loaded",
         "`restore_state` in `components/training/loop.py`, and the files `checkpoint/*/step-*`",
     ),
+    "reward.prompt_use": SelfCheck(
+        "The margins of test pairs under their own prompt and under another pair's; it warns on data of your own.",
+        "pairs were read or trained under other prompts than their own",
+        "the prompts in `pairs.*` of the artifact of validate, and `components/reward/training_pairs.py`",
+    ),
     "ppo.reference": SelfCheck(
         "The weights of SFT, reference and policy before the first update, with the files of the artifact of sft.",
         "KL would be measured to another model, or the policy starts from another one",
@@ -118,6 +123,31 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "The prompts and responses of the second update, with those of the first.",
         "each update asks the same prompts, or draws the same random numbers",
         "`prompts_of` and `sample` in `components/ppo/stage.py`",
+    ),
+    "ppo.evaluation_prompts": SelfCheck(
+        "The prompts of evaluation.jsonl, with the file of held-out prompts.",
+        "the policy was judged on prompts on which it trained",
+        "`evaluate` in `components/ppo/evaluate.py`",
+    ),
+    "ppo.published": SelfCheck(
+        "The published weights, with those of the policy that was judged.",
+        "another policy than the judged one was written",
+        "`put_and_save` in `components/ppo/stage.py`",
+    ),
+    "ppo.gain": SelfCheck(
+        "The gain in score, with what KL allows: 2 sqrt(2 KL) deviations and 0.3; it warns.",
+        "KL or the gain is not measured on the responses of the policy",
+        "`components/ppo/evaluate.py`",
+    ),
+    "ppo.sft_evaluation": SelfCheck(
+        "SFT's KL to itself in the evaluation, with 0; its responses' length, with that in its own stage (it warns).",
+        "SFT is sampled otherwise, or is another model, where the policy is compared with it",
+        "`respond` in `components/ppo/evaluate.py`",
+    ),
+    "ppo.evaluation": SelfCheck(
+        "Some responses of the evaluation, their KL and score, with ones computed response by response.",
+        "KL or scores are those of another model, or the judged texts are not the policy's",
+        "`respond` in `components/ppo/evaluate.py`",
     ),
 }  # fmt: skip
 """All self-checks by name, `stage.check`, in the order of the pipeline."""

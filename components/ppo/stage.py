@@ -31,7 +31,7 @@ from components.ppo.experience import Experience, PpoUpdate, check_start, gather
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
 from components.ppo.monitors.batches import Alarms
-from components.ppo.monitors.boundaries import check_inputs, write_results
+from components.ppo.monitors.boundaries import check_end, check_inputs
 from components.ppo.monitors.by_the_book import UpdateChecks
 from components.ppo.monitors.curves import curve_metrics
 from components.ppo.monitors.kl_by_token import KLShares
@@ -69,7 +69,9 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     check_inputs(checks, models, job, inputs)
     with with_rules(models, job, data), with_sources(models, job, inputs, out):
         metrics = _trained_and_evaluated(models, job, prompts, data, out, observe, checks)
-    write_results(checks, out)
+    if ranks.is_first():
+        check_end(checks, models, job, inputs, out, metrics)
+        checks.write(out)
     return metrics
 
 

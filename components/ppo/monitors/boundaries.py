@@ -1,10 +1,11 @@
-"""PPO's self-checks of what it is given: models, scale and tokenizers are those of the artifacts that it names."""
+"""The policy's self-checks at its boundaries: its models are those of the artifacts; what is judged is published."""
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from statistics import fmean, variance
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from components.base.jsonl import read_rows
 from components.data.tables.published import has_split, read_split
-from components.distributed import ranks
 from components.distributed.sharding import is_spread
 from components.gates.self_checks import SelfChecks
 from components.models.adapters import AdapterView
@@ -21,14 +22,18 @@ from components.models.batching import encode_prompt
 from components.models.sampling import ANSWERS
 from components.models.weights import load_from
 from components.ppo.config import PpoJob
+from components.ppo.experience import sampled_batches
 from components.ppo.models import Models
+from components.ppo.monitors.by_the_book import plain_logprobs, tokens_of
 from components.reward.scoring import combine, read_sft_scores, score_sequences
 from components.sft.tokenized_demonstrations import choose_demonstrations, loss_a_token, response_losses
 
 DEMONSTRATIONS, ANSWERS_SCORED = 96, 48
 """Most held-out demonstrations whose loss is measured, and most of SFT's answers that are scored."""
+AGAIN = 16
+"""Number of prompts of the evaluation that are answered again."""
 FEW = 16
-"""With fewer demonstrations nothing is judged."""
+"""With fewer demonstrations or responses nothing is judged."""
 WHOLE, TENSORS = 50_000_000, 24
 """Models with more parameters than the first number are compared with their files in as many tensors as the second."""
 
@@ -164,7 +169,98 @@ def _check_reward_scores(checks: SelfChecks, models: Models, job: PpoJob, inputs
     checks.judge("ppo.reward_scores", difference <= allowed, f"{numbers} ({allowed:g} is allowed)")
 
 
-def write_results(checks: SelfChecks, out: Path) -> None:
-    """Write the results on the first rank."""
-    if ranks.is_first():
-        checks.write(out)
+def check_end(
+    checks: SelfChecks, models: Models, job: PpoJob, inputs: Mapping[str, Path], out: Path, metrics: Mapping[str, float]
+) -> None:
+    """Judge the written evaluation and the published policy. Only the first rank calls it, after the evaluation.
+
+    Raises:
+        CheckFailed: what was judged is not what was published, or a number of it is not what its definition gives.
+    """
+    rows = read_rows(out / "artifact" / "evaluation.jsonl")
+    prompts, heldout = [row["prompt"] for row in rows], read_split(inputs["data"] / "prompts.test")
+    others = sum(row["prompt"] != expected["prompt"] for row, expected in zip(rows, heldout, strict=False))
+    numbers = f"{others} of the {len(rows)} prompts of the evaluation are not those of prompts.test"
+    checks.judge("ppo.evaluation_prompts", not others and len(rows) <= len(heldout), numbers)
+    _check_published(checks, models, out)
+    _check_gain(checks, metrics)
+    _check_sft_evaluation(checks, [row["sft"] for row in rows], job, inputs["sft"])
+    if any(is_spread(parameter) for parameter in models.policy.parameters()):
+        checks.skip("ppo.evaluation", "the policy is sharded over ranks")
+        return
+    _check_evaluation(checks, models, job, prompts[:AGAIN], [row["policy"] for row in rows[:AGAIN]])
+
+
+def _check_published(checks: SelfChecks, models: Models, out: Path) -> None:
+    if isinstance(models.policy, AdapterView):
+        checks.skip("ppo.published", "the published model is the policy's adapter merged into the backbone")
+        return
+    others, count = other_weights(models.policy, out / "artifact")
+    if not count:
+        checks.skip("ppo.published", "the weights are stored in another form")
+        return
+    numbers = f"{len(others)} of {count} tensors of the published model are not those of the policy that was judged"
+    checks.judge("ppo.published", not others, numbers)
+
+
+def _check_gain(checks: SelfChecks, metrics: Mapping[str, float]) -> None:
+    """A mean moves by at most sqrt(2 KL) deviations if the scores are sub-Gaussian; twice that and 0.3 are allowed."""
+    gain, kl = metrics["policy/reward_gain"], metrics["policy/kl"]
+    bound = 2 * math.sqrt(2 * max(kl, 0.0)) + 0.3
+    numbers = f"a gain of {gain:.2f} deviations at a KL of {kl:.2f} nats a response ({bound:.2f} is allowed)"
+    checks.judge("ppo.gain", gain <= bound, numbers, fails=False)
+
+
+def _check_sft_evaluation(checks: SelfChecks, rows: Sequence[Any], job: PpoJob, sft: Path) -> None:
+    """SFT has no KL to itself, and its responses are as long as in its own stage: within 5 standard errors."""
+    largest = max(abs(row["kl"]) for row in rows)
+    of_kl = f"SFT's own responses have a KL to SFT of up to {largest:.2g} nats"
+    checks.judge("ppo.sft_evaluation", largest <= 1e-3, of_kl)
+    at, file = job.ppo.evaluate_temperature, sft / "samples.jsonl"
+    if at not in (None, job.generation.temperature) or not file.is_file():
+        return
+    here, there = ([float(len(row["response"])) for row in some] for some in (rows, read_rows(file)))
+    if min(len(here), len(there)) < FEW:
+        return
+    allowed = 5 * math.sqrt(variance(here) / len(here) + variance(there) / len(there)) + 1
+    numbers = f"{of_kl}; they have {fmean(here):.0f} characters on average, and {fmean(there):.0f} in the stage of sft"
+    checks.judge("ppo.sft_evaluation", abs(fmean(here) - fmean(there)) <= allowed, numbers, fails=False)
+
+
+def _check_evaluation(
+    checks: SelfChecks, models: Models, job: PpoJob, prompts: Sequence[Any], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Answer a few prompts again with the same random numbers, and compute score and KL response by response.
+
+    Rows whose texts differ are left out, since other batches round otherwise; in float32 at most half of them may.
+    """
+    name, exact, at = "ppo.evaluation", job.runtime.dtype == "float32", job.ppo.evaluate_temperature
+    generation = job.generation if at is None else job.generation.model_copy(update={"temperature": at})
+    texts, kl, scores = list[str](), list[float](), list[float]()
+    for _, samples, _ in sampled_batches(models, models.policy, prompts, job, "evaluation", generation):
+        texts += samples.texts(models.tokenizer)
+        for row in range(len(samples.ended)):
+            prompt, response = tokens_of(samples, row)
+            with torch.no_grad():
+                mine, its = (plain_logprobs(model, prompt, response, job) for model in (models.policy, models.sft))
+            kl.append(float((mine - its).sum()))
+            raw = score_sequences(
+                models.reward_model, models.tokenizer.pad_token_id, [prompt + samples.reward_ids(row)], job.runtime
+            )
+            scores.append(float(models.scale(raw)[0]))
+    same = [i for i, text in enumerate(texts) if text == rows[i]["response"]]
+    if exact and job.runtime.device == "cpu" and len(same) < len(rows) / 2:
+        numbers = f"{len(same)} of {len(rows)} responses in evaluation.jsonl are those of the policy"
+        checks.judge(name, False, numbers)
+    if not same:
+        checks.skip(name, "no response is the same in another batch")
+        return
+    tokens = fmean(rows[i]["tokens"] for i in same)
+    rounding = 1e-3 * math.sqrt(tokens) if exact else 0.3 * math.sqrt(tokens / len(same))
+    off = abs(fmean(kl[i] - rows[i]["kl"] for i in same))
+    off_score = 0.0 if models.rewards is not None else abs(fmean(scores[i] - rows[i]["score"] for i in same))
+    numbers = (
+        f"of {len(same)} responses, KL is {fmean(rows[i]['kl'] for i in same):.3f} nats and here "
+        f"{fmean(kl[i] for i in same):.3f}, and the scores differ by {off_score:.2g} deviations"
+    )
+    checks.judge(name, off <= rounding and off_score <= (0.01 if exact else 0.5), numbers)

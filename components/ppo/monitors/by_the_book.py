@@ -100,8 +100,8 @@ def _check_prompts(
     if len(file) <= 100_000:
         left -= {str(row["prompt"]) for row in islice(file, len(file))}
         others += [f"{prompt[-80:]!r} is not in prompts.train" for prompt in sorted(left)]
-    told = f"{len(rows)} prompts of the first update are those of prompts.train in the tokenizer's chat template"
-    checks.judge("ppo.prompts", not others, "; ".join(others[:2]) or told)
+    numbers = f"{len(rows)} prompts of the first update are those of prompts.train in the tokenizer's chat template"
+    checks.judge("ppo.prompts", not others, "; ".join(others[:2]) or numbers)
 
 
 def _check_endings(checks: SelfChecks, models: Models, samples: Samples, job: PpoJob) -> None:
@@ -138,11 +138,11 @@ def _check_first_scores(checks: SelfChecks, models: Models, experience: Experien
     The prompts are others than those of the scale. So it only warns if they are a part of the training prompts.
     """
     name, scores, config = "ppo.first_scores", experience.scaled_scores.tolist(), job.ppo
-    asked = {str(tokens_of(experience.samples, row)[0]) for row in range(len(scores))}
-    if len(asked) < 32 or models.scale.responses < 32:
-        checks.skip(name, f"{len(asked)} prompts are too few to tell a mean from 0")
+    prompts_asked = {str(tokens_of(experience.samples, row)[0]) for row in range(len(scores))}
+    if len(prompts_asked) < 32 or models.scale.responses < 32:
+        checks.skip(name, f"{len(prompts_asked)} prompts are too few to tell a mean from 0")
         return
-    allowed = 4.5 * math.sqrt(1 / len(asked) + 1 / models.scale.responses)
+    allowed = 4.5 * math.sqrt(1 / len(prompts_asked) + 1 / models.scale.responses)
     deviation = stdev(scores)
     part = config.balance is not None or (config.max_prompts is not None and config.max_prompts < prompts)
     numbers = (
@@ -158,18 +158,20 @@ def _check_rewarded(checks: SelfChecks, models: Models, experience: Experience, 
     scaled, rewarded = experience.scaled_scores.tolist(), experience.scores.tolist()
     penalties = list(experience.rules.penalties) or [0.0] * len(scaled)
     if models.rewards is None:
-        own = [(raw - models.scale.shift) / models.scale.scale for raw in experience.passes.raw_scores.tolist()]
+        scaled_again = [
+            (raw - models.scale.shift) / models.scale.scale for raw in experience.passes.raw_scores.tolist()
+        ]
     else:
-        own = scaled
+        scaled_again = scaled
     worst = 0.0
     for row, ended in enumerate(samples.ended.tolist()):
-        score = min(max(own[row], -config.clip), config.clip)
+        score = min(max(scaled_again[row], -config.clip), config.clip)
         if not ended and config.missing_eos == "replace":
             score = models.scale.missing_eos_score
         elif not ended and config.missing_eos == "subtract":
             score -= config.missing_eos_penalty
         score -= config.length_penalty * len(tokens_of(samples, row)[1]) + penalties[row]
-        worst = max(worst, abs(score - rewarded[row]), abs(own[row] - scaled[row]))
+        worst = max(worst, abs(score - rewarded[row]), abs(scaled_again[row] - scaled[row]))
     allowed = 1e-3 * max(1.0, *map(abs, rewarded), *map(abs, scaled))
     numbers = f"rewarded scores differ by up to {worst:.2g} deviations from shifted, scaled, clipped and penalised ones"
     checks.judge("ppo.rewarded", worst <= allowed, numbers)
@@ -214,13 +216,15 @@ def book_advantages(
     decay = config.discount * (config.gae_lambda if config.advantage == "gae" else 1.0)
     raw, returns = list[Numbers](), list[Numbers]()
     for row, some in enumerate(rewards):
-        own = values[row] if values is not None else [0.0] * len(some)
-        deltas = [r + config.discount * (own[t + 1] if t + 1 < len(some) else 0.0) - own[t] for t, r in enumerate(some)]
+        value = values[row] if values is not None else [0.0] * len(some)
+        deltas = [
+            r + config.discount * (value[t + 1] if t + 1 < len(some) else 0.0) - value[t] for t, r in enumerate(some)
+        ]
         carried = [0.0]
         for delta in reversed(deltas):
             carried.append(delta + decay * carried[-1])
         of_row = carried[:0:-1]
-        returns.append([a + v for a, v in zip(of_row, own, strict=True)])
+        returns.append([a + v for a, v in zip(of_row, value, strict=True)])
         raw.append([of_row[0]] * len(some) if config.advantage == "sequence" else of_row)
     flat = [a for some in raw for a in some]
     mean, unit = fmean(flat), math.sqrt((stdev(flat) if len(flat) > 1 else 0.0) ** 2 + 1e-8)
@@ -242,12 +246,12 @@ def _check_advantages(checks: SelfChecks, models: Models, experience: Experience
     rewards = book_rewards(experience, beta if config.kl.form == "reward" else 0.0)
     advantages, returns, unit = book_advantages(rewards, experience.scores.tolist(), values, config)
     pairs = zip([*chain(*advantages)], [*chain(*counted(experience.advantages))], strict=True)
-    worst = max(abs(book - own) for book, own in pairs)
+    worst = max(abs(book - mine) for book, mine in pairs)
     numbers = f"the advantages of {len(rewards)} responses differ by up to {worst:.2g}"
     holds = worst <= 2e-3 + 1e-4 / unit
     if experience.returns is not None and values is not None:
         pairs = zip([*chain(*returns)], [*chain(*counted(experience.returns))], strict=True)
-        of_returns = max(abs(book - own) for book, own in pairs)
+        of_returns = max(abs(book - mine) for book, mine in pairs)
         numbers += f", their returns by up to {of_returns:.2g}"
         largest = max(map(abs, [*chain(*returns)]))
         holds = holds and of_returns <= 1e-4 * max(1.0, largest)
@@ -265,15 +269,15 @@ def _check_state(checks: SelfChecks, models: Models, experience: Experience, job
     index = torch.arange(len(rows), device=last.device)
     ids = samples.response_ids.clone()
     ids[index, last] = (ids[index, last] + 1) % len(models.tokenizer)
-    own = list[Tensor]()
+    read_values = list[Tensor]()
     with torch.no_grad():
         for some in (samples, replace(samples, response_ids=ids)):
             batch = Packed.of(some, rows)
             hidden = batch.stats(models.policy, job, False).hidden if isinstance(critic, SharedCritic) else None
             values = critic.values(batch, hidden, job.runtime)
-            own.append(scatter(values, samples.response_mask[rows], batch.responses)[index, last])
-    difference = float((own[0] - own[1]).abs().max())
-    allowed = 1e-4 * max(1.0, float(own[0].abs().max())) * (1 if job.runtime.dtype == "float32" else 100)
+            read_values.append(scatter(values, samples.response_mask[rows], batch.responses)[index, last])
+    difference = float((read_values[0] - read_values[1]).abs().max())
+    allowed = 1e-4 * max(1.0, float(read_values[0].abs().max())) * (1 if job.runtime.dtype == "float32" else 100)
     numbers = f"the value of a state changes by up to {difference:.2g} with the token that is chosen in it"
     checks.judge(name, difference <= allowed, numbers)
 
@@ -302,7 +306,7 @@ def check_gradient(checks: SelfChecks, learner: Learner, experience: Experience)
     small = {"micro_batch_size": max(1, len(rows) // 2), "micro_batch_tokens": None}
     parts = replace(learner, job=job.model_copy(update={"ppo": config.model_copy(update=small)}))
     parts.backward(parts.works(experience, rows, parts.passes()["policy"], True), {"policy": models.policy})
-    own = _norm(trained)
+    norm = _norm(trained)
     for row in rows:
         prompt, response = tokens_of(experience.samples, row)
         logprobs = plain_logprobs(models.policy, prompt, response, job)
@@ -316,8 +320,8 @@ def check_gradient(checks: SelfChecks, learner: Learner, experience: Experience)
         checks.skip(name, "all of the responses have the advantage 0")
         return
     allowed = 1e-4 if job.runtime.dtype == "float32" else 0.3
-    numbers = f"the gradient of {len(rows)} responses differs by {left / own:.2g} of its norm from PPO by the book"
-    checks.judge(name, left <= allowed * own, numbers)
+    numbers = f"the gradient of {len(rows)} responses differs by {left / norm:.2g} of its norm from PPO by the book"
+    checks.judge(name, left <= allowed * norm, numbers)
 
 
 class UpdateChecks:
@@ -342,8 +346,8 @@ class UpdateChecks:
             CheckFailed: a number of it is not what its definition gives.
         """
         self._weights = {}
-        if not is_judged(number):
-            return
+        if not is_judged(number) or not bool(experience.advantages.isfinite().all()):
+            return  # a loss that is not finite has a check of its own
         models, job = self._learner.models, self._learner.job
         check_batch(self._checks, models, experience, job, beta, prompts, self._data, number)
         if number == 1:
@@ -357,8 +361,10 @@ class UpdateChecks:
     def _sums(self) -> dict[str, Tensor]:
         """Return the sum of each trained tensor that is whole on this rank, by model."""
         named = ((name, model.parameters()) for name, model in self._learner.models.trained().items())
-        own = {name: [p.detach().sum() for p in some if p.requires_grad and not is_spread(p)] for name, some in named}
-        return {name: torch.stack(sums) for name, sums in own.items() if sums}
+        sums_of = {
+            name: [p.detach().sum() for p in some if p.requires_grad and not is_spread(p)] for name, some in named
+        }
+        return {name: torch.stack(sums) for name, sums in sums_of.items() if sums}
 
     def _check_fresh(self, prompts: Sequence[Any], samples: Samples) -> None:
         """The second batch asks other prompts than the first, and is answered otherwise."""
@@ -370,10 +376,10 @@ class UpdateChecks:
         same = {str(prompt) for prompt in prompts} == {str(prompt) for prompt in earlier}
         alike = answers.response_ids.shape == samples.response_ids.shape
         alike = alike and torch.equal(answers.response_ids, samples.response_ids)
-        told = (
+        numbers = (
             f"prompts {'are the same' if same else 'differ'} and its responses {'are the same' if alike else 'differ'}"
         )
-        self._checks.judge("ppo.fresh", not (same or alike), f"its {told}")
+        self._checks.judge("ppo.fresh", not (same or alike), f"its {numbers}")
         self._earlier = None
 
     def after(self, number: int, metrics: Mapping[str, float]) -> None:
@@ -396,8 +402,8 @@ class UpdateChecks:
         still = still and self._learned_from == 1 and self._learner.job.runtime.dtype == "float32"
         if steps > 1 and moves["policy"] and still:
             wrong.append(f"the ratio is exactly 1 in all {steps:g} steps, of which only the first has the old policy")
-        told = f"update {number} has changed {' and '.join(self._weights)}"
-        self._checks.judge("ppo.learned", not wrong, "; ".join(wrong) or told)
+        numbers = f"update {number} has changed {' and '.join(self._weights)}"
+        self._checks.judge("ppo.learned", not wrong, "; ".join(wrong) or numbers)
 
 
 def _norm(parameters: Sequence[Tensor]) -> float:

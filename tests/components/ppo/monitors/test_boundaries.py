@@ -13,6 +13,7 @@ from components.base.errors import CheckFailed
 from components.gates.self_checks import SELF_CHECKS, SelfChecks
 from components.models import batching
 from components.models.chat import rendering
+from components.ppo import evaluate, stage
 from components.ppo.models import Models
 from components.ppo.monitors.boundaries import check_inputs, other_weights
 
@@ -111,3 +112,70 @@ def test_tensors_are_compared_with_their_file_by_name(stages: Any) -> None:
     with torch.no_grad():
         models.policy.model.norm.weight.add_(1e-3)
     assert other_weights(models.policy, stages.inputs["sft"]) == (["model.norm.weight"], count)
+
+
+OPTIONS = {"updates": 3, "learning_rate": 1e-2, "evaluate": 16}
+
+
+def results_of(out: Path) -> dict[str, str]:
+    """The verdicts that a stage wrote, by check."""
+    return {row["name"]: row["verdict"] for row in json.loads((out / "attachments" / "self_checks.json").read_text())}
+
+
+def test_the_results_of_all_checks_are_written_and_held(stages: Any, tmp_path: Path) -> None:
+    stages.run("ppo", tmp_path, **OPTIONS)
+    results = results_of(tmp_path)
+    assert list(results) == [name for name in SELF_CHECKS if name.startswith("ppo.")]
+    assert {name for name, verdict in results.items() if verdict != "held"} == {"ppo.first_scores"}
+
+
+def test_an_evaluation_on_training_prompts_is_named(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = evaluate.read_split
+    monkeypatch.setattr(evaluate, "read_split", lambda path: read(path.with_name(path.name.replace("test", "train"))))
+    with pytest.raises(CheckFailed, match=r"ppo\.evaluation_prompts failed.*trained"):
+        stages.run("ppo", tmp_path, **OPTIONS)
+
+
+def test_a_published_model_that_is_not_the_judged_one_is_named(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = stage.save_policy
+
+    def of_sft(models: Models, folder: Path) -> None:
+        policy, models.policy = models.policy, models.sft
+        save(models, folder)
+        models.policy = policy
+
+    monkeypatch.setattr(stage, "save_policy", of_sft)
+    with pytest.raises(CheckFailed, match=r"ppo\.published failed, perhaps because another policy"):
+        stages.run("ppo", tmp_path, **OPTIONS)
+
+
+def test_a_kl_that_is_measured_on_sft_itself_is_named(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kl_estimates = evaluate.kl_estimates
+    monkeypatch.setattr(evaluate, "kl_estimates", lambda p, q, mask: kl_estimates(q, q, mask))
+    with pytest.raises(CheckFailed, match=r"ppo\.evaluation failed.*KL is 0.000 nats and here"):
+        stages.run("ppo", tmp_path, **OPTIONS)
+
+
+def test_judged_texts_of_the_next_prompt_are_named(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = evaluate._rows
+    monkeypatch.setattr(evaluate, "_rows", lambda prompts, a, b: rows(prompts, [*a[1:], *a[:1]], b))
+    with pytest.raises(CheckFailed, match=r"ppo\.evaluation failed.*in evaluation.jsonl are those of the policy"):
+        stages.run("ppo", tmp_path, **OPTIONS)
+
+
+def test_a_gain_that_kl_does_not_allow_is_in_doubt(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    judged = stage.evaluate
+    monkeypatch.setattr(stage, "evaluate", lambda *inputs: judged(*inputs) | {"policy/reward_gain": 9.0})
+    stages.run("ppo", tmp_path, **OPTIONS)
+    assert results_of(tmp_path)["ppo.gain"] == "doubtful"
+    assert "the self-check ppo.gain is in doubt" in caplog.text
