@@ -105,14 +105,14 @@ def _last_paragraph(output: str) -> str:
 def caught_by(line: Line, undisturbed: Sequence[Line]) -> tuple[list[str], str]:
     """Return what stopped the run or warned, and the stage; both empty if nothing did.
 
-    A warning counts only if no undisturbed run has it. What stopped the run and is no gate is called `check`, `crash`
-    or `config` by its exit code.
+    A gate, alarm or warning counts only if no undisturbed run has it. What stopped the run and is no gate is called
+    `check`, `crash` or `config` by its exit code.
     """
-    usual = {name for other in undisturbed for name in other["warned"]}
-    new = [name for name in line["warned"] if name not in usual]
-    if line["exit"] == 3:
-        return [*line["gates"], *new], line["stopped_at"]
-    if line["exit"]:
+    usual = {name for other in undisturbed for name in (*other["warned"], *other["gates"])}
+    new, gates = ([name for name in line[which] if name not in usual] for which in ("warned", "gates"))  # type: ignore
+    if line["exit"] == 3 and gates:
+        return [*gates, *new], line["stopped_at"]
+    if line["exit"] not in (0, 3):
         kind = "crash" if line["crashed"] else "config" if line["exit"] == 2 else "check"
         return [kind, *new], line["stopped_at"]
     return new, _stage_of(new)

@@ -27,7 +27,7 @@ COLUMNS = """\
   texts are the policy's, raters are blind). It is unknown if the run stopped before it could be measured. Gold is
   measured by the code with the fault.
 - **Caught by**: the gates that stopped the run, a `check` (an error that says what is wrong), a `crash` (a stack
-  trace), a refused `config`, or an alarm or warning that no undisturbed run has.
+  trace), a refused `config`, or an alarm or warning; gates, alarms and warnings only if no undisturbed run has them.
 - **By**: `cause` if the error or warning, or the name of a gate that stopped the run, has a word of the fault's
   cause (`word` in `tests/planted/faults.yaml`, written before the message) and came no later than the stage where
   the fault should be named; else `symptom`. A word can also appear by chance.
@@ -145,7 +145,7 @@ def _tables(rows: Sequence[Row], plain: Sequence[Line]) -> Iterator[str]:
     spread = f", deviation {stdev(golds):.2f}" if len(golds) > 1 else ""
     gold = f" Gold: mean {fmean(golds):.2f}{spread}." if golds else ""
     stopped = sum(line["exit"] != 0 for line in plain)
-    yield f"In {len(plain)} undisturbed seeds {stopped} runs stopped.{gold}\n"
+    yield f"{stopped} of {len(plain)} undisturbed runs stopped, each with another seed.{gold}\n"
     if counts:
         yield table(
             ("Gate, alarm or warning", "Undisturbed runs"),

@@ -52,6 +52,13 @@ def test_an_alarm_that_an_undisturbed_run_raises_too_catches_nothing() -> None:
     assert outcome.caught_by(warned, [*SEEDS, line(seed=3, warned=["alarm flattery"])]) == ([], "")
 
 
+def test_a_gate_that_stops_an_undisturbed_run_too_catches_nothing() -> None:
+    stopped = [*SEEDS, line(seed=3, exit=3, stopped_at="ppo", gates=["policy.special_tokens"])]
+    both = line(exit=3, stopped_at="ppo", gates=["policy.special_tokens", "policy.kl"])
+    assert outcome.caught_by(both, stopped) == (["policy.kl"], "ppo")
+    assert outcome.caught_by(line(exit=3, stopped_at="ppo", gates=["policy.special_tokens"]), stopped) == ([], "")
+
+
 def test_a_gate_that_warns_is_of_its_own_stage() -> None:
     assert outcome.caught_by(line(warned=["policy.kl_floor"]), SEEDS)[1] == "ppo"
     assert outcome.caught_by(line(warned=["human_eval.ties", "reward.ece"]), SEEDS)[1] == "reward"
