@@ -32,7 +32,7 @@ from components.ppo.models import (
 )
 from components.ppo.objective import Forward, PolicyTerm, policy_terms, value_term
 from components.sft.mixed import MixedDemonstrations
-from components.training.loop import check_norm, clip_gradient, read, recomputed, seeded, step_and_clear
+from components.training.loop import check_norm, check_resumed, clip_gradient, read, recomputed, seeded, step_and_clear
 from components.training.optim import build_optimizer, learning_rate_at, named_rate, set_learning_rate
 from components.training.terms import Loss, Measure, total
 
@@ -108,10 +108,15 @@ class Learner:
             )
         return policy_rate
 
-    def steps_of(self, rows: Sequence[Mapping[str, float]]) -> dict[str, int]:
-        """Return how many steps each optimiser has made in the updates of a history's `rows`."""
+    def check_resumed(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Judge the optimisers by the steps that they have made in the updates of a history's `rows`.
+
+        Raises:
+            CheckFailed: as for `training.loop.check_resumed`.
+        """
         steps = [int(row["ppo/optimizer_steps"]) for row in rows]
-        return {name: sum(steps[self.job.ppo.critic.warmup * (name == "policy") :]) for name in self.optimizers}
+        skipped = self.job.ppo.critic.warmup
+        check_resumed(self.optimizers, {n: sum(steps[skipped * (n == "policy") :]) for n in self.optimizers})
 
     def update(self, experience: Experience, update: int) -> dict[str, float]:
         """Learn from a batch; return metrics averaged over the optimiser steps.

@@ -41,7 +41,7 @@ from components.rewards.rules import Rules
 from components.rewards.weighted import Rewards, check_waits
 from components.rollouts.engine import Rollouts, check_server, open_rollouts
 from components.training.checkpoint import Pace
-from components.training.loop import Loop, balanced_passes, check_resumed, shuffled_passes, torch_seed
+from components.training.loop import Loop, balanced_passes, shuffled_passes, torch_seed
 from components.training.trained_weights import WeightAverage, save_whole
 from components.training.updates import History, Observer, PluggedObserver, Speed
 
@@ -249,9 +249,9 @@ def train(
         out / "checkpoint" / "ppo", config.updates, Pace(config.checkpoint_every, config.checkpoint_minutes), observe,
         observers.in_order, models.trained(), learner.optimizers, {"tether": tether}, config.checkpoint_whole,
     )  # fmt: skip
-    loop.report_resumed(observers.history.rows)
-    check_resumed(learner.optimizers, learner.steps_of(observers.history.rows))
+    learner.check_resumed(observers.history.rows)
     self_checks = UpdateChecks(checks or SelfChecks(), learner, len(prompts), data)
+    loop.report_resumed(observers.history.rows)
     with open_rollouts(config.rollout, models.tokenizer, job.runtime, out / "sent") as rollouts, loop:
         for number in loop:
             # 1. sample responses to the prompts of the batch; those to one prompt are consecutive
