@@ -216,15 +216,16 @@ def book_advantages(
     decay = config.discount * (config.gae_lambda if config.advantage == "gae" else 1.0)
     raw, returns = list[Numbers](), list[Numbers]()
     for row, some in enumerate(rewards):
-        value = values[row] if values is not None else [0.0] * len(some)
+        of_critic = values[row] if values is not None else [0.0] * len(some)
         deltas = [
-            r + config.discount * (value[t + 1] if t + 1 < len(some) else 0.0) - value[t] for t, r in enumerate(some)
+            r + config.discount * (of_critic[t + 1] if t + 1 < len(some) else 0.0) - of_critic[t]
+            for t, r in enumerate(some)
         ]
         carried = [0.0]
         for delta in reversed(deltas):
             carried.append(delta + decay * carried[-1])
         of_row = carried[:0:-1]
-        returns.append([a + v for a, v in zip(of_row, value, strict=True)])
+        returns.append([a + v for a, v in zip(of_row, of_critic, strict=True)])
         raw.append([of_row[0]] * len(some) if config.advantage == "sequence" else of_row)
     flat = [a for some in raw for a in some]
     mean, unit = fmean(flat), math.sqrt((stdev(flat) if len(flat) > 1 else 0.0) ** 2 + 1e-8)
