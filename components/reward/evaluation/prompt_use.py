@@ -13,8 +13,9 @@ from components.reward.training_pairs import PreferencePair, encode_pairs
 
 MOST, FEW = 256, 200
 """Most pairs that are scored, and fewest that are judged."""
-LEAST = 2.5
-"""Standard errors by which the mean margin must fall: 7 on the demo's 256 pairs, 0 ± 1 without use of the prompt."""
+LEAST, NONE = 2.5, 1.0
+"""Standard errors by which the mean margin should fall: 7 on the demo's 256 pairs. Below the second number, on the
+built-in task, the model does without the prompt."""
 BETTER_THAN_CHANCE = 0.6
 """A model with a lower accuracy has learned too little to be judged."""
 
@@ -37,7 +38,7 @@ def check_prompt_use(
     Other data may hold preferences that do not depend on the prompt: there it warns.
 
     Raises:
-        CheckFailed: they do not, and the data are the built-in task's.
+        CheckFailed: they fall by less than `NONE` errors, and the data are the built-in task's.
     """
     checks, name, rows = SelfChecks(), "reward.prompt_use", [*test[:MOST]]
     if len(rows) < FEW:
@@ -58,5 +59,5 @@ def check_prompt_use(
         f"the accuracy on {len(rows)} test pairs is {right:.3f}, and {other:.3f} under another pair's prompt; margins "
         f"fall by {errors:.1f} standard errors (at least {LEAST:g} are expected)"
     )
-    checks.judge(name, errors >= LEAST, numbers, fails=task == "support-desk")
+    checks.judge(name, errors >= LEAST, numbers, fails=errors < NONE and task == "support-desk")
     return checks

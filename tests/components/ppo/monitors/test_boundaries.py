@@ -54,15 +54,14 @@ def test_a_reference_that_is_the_policy_or_another_model_is_named(judge: Callabl
         judge(is_noisy)
 
 
-def test_prompts_in_another_form_than_sfts_are_named(
+def test_prompts_in_another_form_than_sfts_are_in_doubt_even_for_models_that_learned_little(
     judge: Callable[..., SelfChecks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without_generation_prompt(tokenizer: Any, messages: Any) -> str:
         return tokenizer.apply_chat_template(list(messages), tokenize=False, **rendering.FIXED)
 
     monkeypatch.setattr(batching, "rendered_prompt", without_generation_prompt)
-    with pytest.raises(CheckFailed, match=r"ppo\.(sft_loss|reward_scores) failed"):
-        judge()
+    assert judge().results["ppo.reward_scores"].verdict == "doubtful"
 
 
 def test_weights_of_sft_that_forgot_its_training_are_named_by_its_loss(
@@ -70,9 +69,18 @@ def test_weights_of_sft_that_forgot_its_training_are_named_by_its_loss(
 ) -> None:
     shutil.copytree(stages.inputs["sft"], tmp_path / "sft")
     metrics = json.loads((tmp_path / "sft" / "metrics.json").read_text())
-    (tmp_path / "sft" / "metrics.json").write_text(json.dumps(metrics | {"sft/loss": metrics["sft/loss"] - 1.5}))
+    (tmp_path / "sft" / "metrics.json").write_text(json.dumps(metrics | {"sft/loss": metrics["sft/loss"] / 3}))
     with pytest.raises(CheckFailed, match=r"ppo\.sft_loss failed.*in the record of sft"):
         judge(sft=tmp_path / "sft")
+
+
+def test_a_loss_on_other_demonstrations_is_in_doubt_and_stops_nothing(
+    judge: Callable[..., SelfChecks], stages: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(stages.inputs["sft"], tmp_path / "sft")
+    metrics = json.loads((tmp_path / "sft" / "metrics.json").read_text())
+    (tmp_path / "sft" / "metrics.json").write_text(json.dumps(metrics | {"sft/loss": metrics["sft/loss"] * 1.4}))
+    assert judge(sft=tmp_path / "sft").results["ppo.sft_loss"].verdict == "doubtful"
 
 
 def test_a_head_that_was_drawn_anew_is_named(judge: Callable[..., SelfChecks]) -> None:
