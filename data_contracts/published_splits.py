@@ -1,7 +1,7 @@
 """Write the splits that validation publishes."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,9 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.base.errors import naming
+from components.base.hashing import hash8
+from components.data.config import SplitConfig
 from components.data.rows import CanonicalRow
 from components.data.splits import SPLITS
-from components.data.tables.published import SplitWriter
+from components.data.tables.published import SplitWriter, has_split, read_split
+from components.gates.self_checks import SelfChecks
 from data_contracts.examine import Examination, Examined
 from data_contracts.findings.texts import overlong
 from data_contracts.findings.whole import TRAIN
@@ -26,11 +29,56 @@ def write_splits(data: Examination, artifact: Path) -> dict[str, float]:
 
     Returns:
         The numbers of published rows, and the shares that exceed the token limit, as metrics.
+
+    Raises:
+        CheckFailed: as for `check_splits`, whose results are written to the attachments.
     """
     published = _published(data)
     for rows in published:
         _write(artifact, rows)
-    return _sizes(data, *published)
+    sizes, checks = _sizes(data, *published), SelfChecks()
+    check_splits(checks, artifact, sizes, data.job.data.split)
+    checks.write(artifact.parent)
+    return sizes
+
+
+def check_splits(checks: SelfChecks, artifact: Path, sizes: Mapping[str, float], shares: SplitConfig) -> None:
+    """Judge the splits of `artifact` as they lie on disk; `sizes` are the metrics of `write_splits`.
+
+    Of N prompts, a split with the share p has about N p: its count has the deviation sqrt(N p (1 - p)).
+
+    Raises:
+        CheckFailed: a held-out prompt is also a training prompt, or the numbers of rows are not those of `sizes`.
+    """
+    names = [path.name for path in sorted(artifact.iterdir()) if path.is_dir() and has_split(path)]
+    rows, heldout = {name: read_split(artifact / name) for name in names}, set[bytes]()
+    for name in names:
+        if not name.endswith(".train"):
+            heldout.update(_prompts(rows[name]))
+    shared = {name: sum(p in heldout for p in _prompts(rows[name])) for name in names if name.endswith(".train")}
+    written = {name.replace(".", "_"): len(rows[name]) for name in names}
+    demonstrations = sum(n for name, n in written.items() if name.startswith("demonstrations_"))
+    expected = {name: int(sizes[f"data/{name}"]) for name in written if f"data/{name}" in sizes}
+    others = {name: (written[name], n) for name, n in expected.items() if written[name] != n}
+    if demonstrations != sizes["data/demonstrations"]:
+        others["demonstrations"] = demonstrations, int(sizes["data/demonstrations"])
+    leaks = ", ".join(f"{n} of the {len(rows[name])} rows of {name}" for name, n in shared.items() if n)
+    wrong = [f"{leaks} have a prompt that is also held out"] if leaks else []
+    wrong += [f"{name} has {n} rows on disk and {counted} in the metrics" for name, (n, counted) in others.items()]
+    numbers = f"{len(heldout)} held-out prompts, none in the {sum(len(rows[name]) for name in shared)} training rows"
+    checks.judge("validate.splits", not wrong, "; ".join(wrong) or numbers)
+    total = sum(written[f"prompts_{split}"] for split in SPLITS)
+    named = {split: (written[f"prompts_{split}"], getattr(shares, split)) for split in SPLITS}
+    holds = all(abs(n - total * share) <= 5 * math.sqrt(total * share * (1 - share)) + 1 for n, share in named.values())
+    numbers = ", ".join(
+        f"{n / total:.3f} of the prompts are in {split} ({share:g})" for split, (n, share) in named.items()
+    )
+    checks.judge("validate.shares", holds, numbers, fails=False)
+
+
+def _prompts(rows: Any) -> Iterator[bytes]:
+    columns = rows.dataset.select_columns("prompt") if hasattr(rows, "dataset") else rows
+    return (hash8(str(row["prompt"])) for row in columns)
 
 
 class _Published(NamedTuple):

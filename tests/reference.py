@@ -21,6 +21,7 @@ from typer.main import get_command
 from components.gates.gate import Gate
 from components.gates.methods import DIRECT_METHODS, USED_BY
 from components.gates.remedies import Formula, OptionChange
+from components.gates.self_checks import SELF_CHECKS
 from components.gates.table import GATES, MAIN_METRICS
 from components.ppo.alarm_table import CHOSEN, MONITORS, Monitor
 from flows.cli.__main__ import app
@@ -224,6 +225,18 @@ def metrics() -> str:
     return "\n".join(text)
 
 
+def self_checks() -> str:
+    """Every self-check: what it compares, and where to look."""
+    rows = ((f"`{n}`", check.compares, f"{check.suspect[0].upper()}{check.suspect[1:]}. Look at {check.look_at}.")
+            for n, check in SELF_CHECKS.items())  # fmt: skip
+    return "\n".join([
+        "# Self-checks\n",
+        "A self-check compares what a stage is about to trust with a plain computation of the same thing: see [what "
+        "they are for](../guide/self_checks.md).\n",
+        table(("self-check", "what it compares", "what a failure usually means"), rows),
+    ])  # fmt: skip
+
+
 def failed_gates(of: str, gates: Iterable[Gate]) -> str:
     """What to do where one of `gates` fails, a section a gate."""
     text = [
@@ -344,7 +357,10 @@ def slug(head: str) -> str:
     return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", plain.lower())).strip("-")
 
 
-PAGES = {"commands.md": commands, "options.md": options, "gates.md": gates, "metrics.md": metrics}
+PAGES = {
+    "commands.md": commands, "options.md": options, "gates.md": gates, "metrics.md": metrics,
+    "self_checks.md": self_checks,
+}  # fmt: skip
 """Pages of the reference, by file name."""
 ADVICE_PAGES = {
     name: functools.partial(failed_gates, _OF.get(name, f"a gate of {gates[0].group}"), gates)

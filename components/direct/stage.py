@@ -15,9 +15,12 @@ from components.direct.config import DirectJob
 from components.direct.pair_training import train_on_pairs
 from components.direct.policy_pairs import PolicyPairs
 from components.direct.training import TrainedPolicy
+from components.distributed import ranks
+from components.gates.self_checks import SelfChecks
 from components.models.runtime import release_memory
 from components.ppo.evaluate import evaluate
 from components.ppo.models import Models
+from components.ppo.monitors.boundaries import check_end, check_inputs
 from components.ppo.stage import frozen_unchanged, ignored_labels, put_and_save, with_rules, with_sources
 from components.reward.evaluation.length import balanced_length_accuracy
 from components.reward.scoring import ScoreScale
@@ -39,13 +42,18 @@ def run(job: DirectJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     measured, data = job.measured, inputs["data"]
     at_once = max(measured.ppo.batch_size, ScoreScale.read(inputs["reward"]).responses)
     check_waits(measured.ppo.asked, job.runtime, at_once)
-    models = Models.load(measured, inputs)
+    models, checks = Models.load(measured, inputs), SelfChecks()
+    check_inputs(checks, models, measured, inputs)
     with with_rules(models, measured, data), with_sources(models, measured, inputs, out):
         with frozen_unchanged(models):
             train = train_on_best if job.policy.method == "best_of_n" else train_on_pairs
             trained = train(models, job, inputs, out, observe)
             release_memory(job.runtime.device)
-        return _published(models, job, trained, data, out, observe)
+        metrics = _published(models, job, trained, data, out, observe)
+    if ranks.is_first():
+        check_end(checks, models, measured, inputs, out, metrics)
+        checks.write(out)
+    return metrics
 
 
 def _published(

@@ -32,7 +32,7 @@ from components.ppo.models import (
 )
 from components.ppo.objective import Forward, PolicyTerm, policy_terms, value_term
 from components.sft.mixed import MixedDemonstrations
-from components.training.loop import check_norm, clip_gradient, read, recomputed, seeded, step_and_clear
+from components.training.loop import check_norm, check_resumed, clip_gradient, read, recomputed, seeded, step_and_clear
 from components.training.optim import build_optimizer, learning_rate_at, named_rate, set_learning_rate
 from components.training.terms import Loss, Measure, total
 
@@ -108,6 +108,16 @@ class Learner:
             )
         return policy_rate
 
+    def check_resumed(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Judge the optimisers by the steps that they have made in the updates of a history's `rows`.
+
+        Raises:
+            CheckFailed: as for `training.loop.check_resumed`.
+        """
+        steps = [int(row["ppo/optimizer_steps"]) for row in rows]
+        skipped = self.job.ppo.critic.warmup
+        check_resumed(self.optimizers, {n: sum(steps[skipped * (n == "policy") :]) for n in self.optimizers})
+
     def update(self, experience: Experience, update: int) -> dict[str, float]:
         """Learn from a batch; return metrics averaged over the optimiser steps.
 
@@ -164,18 +174,9 @@ class Learner:
         passes, norms, maxima = self.passes(), {"ppo/grad_norm": 0.0} if self.warming else {}, set[str]()
         for part, losses in passes.items():
             stepped = self._stepped(part, alone=len(passes) == 1)
-            unread: list[tuple[MicroBatch, str, Measure]] = []
-            works = self._works(experience, rows, losses, first)
+            works = self.works(experience, rows, losses, first)
             works += self._mixed_in(number) if "policy" in stepped else []
-            for i, work in enumerate(works, 1):
-                for model in stepped.values():
-                    reduce_at(model.model if isinstance(model, SeparateCritic) else model, last=i == len(works))
-                with nullcontext() if stepped else torch.no_grad():
-                    loss, measures = work.compute()
-                if stepped:
-                    (loss * work.share).backward()
-                measures = {"loss": Measure(loss.detach())} | measures
-                unread += [(work, name, measure) for name, measure in measures.items()]
+            unread = self.backward(works, stepped)
             lengths = [clip_gradient(model, self.job.ppo.max_grad_norm) for model in stepped.values()]
             numbers = iter(read([*(measure.value for _, _, measure in unread), *lengths]))
             for work, name, measure in unread:
@@ -196,6 +197,22 @@ class Learner:
         del sums["loss"]
         return ranks.summed(sums, maxima) | norms, maxima
 
+    def backward(
+        self, works: Sequence[MicroBatch], stepped: Mapping[str, nn.Module]
+    ) -> list[tuple[MicroBatch, str, Measure]]:
+        """Add the gradient of the micro-batches to the `stepped` models; return their measures, unread."""
+        unread: list[tuple[MicroBatch, str, Measure]] = []
+        for i, work in enumerate(works, 1):
+            for model in stepped.values():
+                reduce_at(model.model if isinstance(model, SeparateCritic) else model, last=i == len(works))
+            with nullcontext() if stepped else torch.no_grad():
+                loss, measures = work.compute()
+            if stepped:
+                (loss * work.share).backward()
+            measures = {"loss": Measure(loss.detach())} | measures
+            unread += [(work, name, measure) for name, measure in measures.items()]
+        return unread
+
     def _stepped(self, part: str, alone: bool) -> dict[str, nn.Module]:
         """Return the models that part `part` of `passes` steps: all that train if it is the only part (`alone`).
 
@@ -205,7 +222,7 @@ class Learner:
         stepped = trained if alone else {part: trained[part]}
         return {name: model for name, model in stepped.items() if not (self.warming and name == "policy")}
 
-    def _works(self, experience: Experience, rows: Sequence[int], losses: Pass, first: bool) -> list[MicroBatch]:
+    def works(self, experience: Experience, rows: Sequence[int], losses: Pass, first: bool) -> list[MicroBatch]:
         """Return this rank's micro-batches of `rows`. Their losses are divided by totals over all ranks."""
         samples, config = experience.samples, self.job.ppo
         of_tokens = {row: samples.response_lengths[row] for row in rows}

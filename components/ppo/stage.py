@@ -18,6 +18,7 @@ from components.base.observe import Observe
 from components.base.text import counted
 from components.data.tables.published import SplitColumn, has_split, read_split, rows_by_category
 from components.distributed import ranks
+from components.gates.self_checks import SelfChecks
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompts
 from components.models.runtime import release_memory
@@ -30,6 +31,8 @@ from components.ppo.experience import Experience, PpoUpdate, check_start, gather
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
 from components.ppo.monitors.batches import Alarms
+from components.ppo.monitors.boundaries import check_end, check_inputs
+from components.ppo.monitors.by_the_book import UpdateChecks
 from components.ppo.monitors.curves import curve_metrics
 from components.ppo.monitors.kl_by_token import KLShares
 from components.ppo.monitors.responses import ResponseMetrics, SampleTable, ScoreWarning
@@ -62,17 +65,22 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     prompts = SplitColumn(read_split(data / "prompts.train"), "prompt")[: job.ppo.max_prompts]
     if not prompts:
         raise UserError("ppo: the data hold no training prompt. Raise data.split.train.")
-    models = Models.load(job, inputs)
+    models, checks = Models.load(job, inputs), SelfChecks()
+    check_inputs(checks, models, job, inputs)
     with with_rules(models, job, data), with_sources(models, job, inputs, out):
-        return _trained_and_evaluated(models, job, prompts, data, out, observe)
+        metrics = _trained_and_evaluated(models, job, prompts, data, out, observe, checks)
+    if ranks.is_first():
+        check_end(checks, models, job, inputs, out, metrics)
+        checks.write(out)
+    return metrics
 
 
 def _trained_and_evaluated(
-    models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe
+    models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe, checks: SelfChecks
 ) -> dict[str, float]:
     """Train, check that the frozen models are unchanged, evaluate, write the artifact, and return the final metrics."""
     with frozen_unchanged(models):
-        observers = train(models, job, prompts, data, out, observe)
+        observers = train(models, job, prompts, data, out, observe, checks)
         models.critic = None  # the evaluation needs no critic
         release_memory(job.runtime.device)
     models.policy.eval()
@@ -218,7 +226,10 @@ class Observers:
         return cls(alarms, evaluations, history, samples, shares, average, chosen)
 
 
-def train(models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe) -> Observers:
+def train(
+    models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe,
+    checks: SelfChecks | None = None,
+) -> Observers:  # fmt: skip
     """Train the policy by PPO; return the observers with what they saw. Resumes from `out/checkpoint/ppo`.
 
     This is PPO with clipped ratios (Schulman et al. 2017) on whole responses, with KL to SFT in the reward of each
@@ -238,6 +249,8 @@ def train(models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: 
         out / "checkpoint" / "ppo", config.updates, Pace(config.checkpoint_every, config.checkpoint_minutes), observe,
         observers.in_order, models.trained(), learner.optimizers, {"tether": tether}, config.checkpoint_whole,
     )  # fmt: skip
+    learner.check_resumed(observers.history.rows)
+    self_checks = UpdateChecks(checks or SelfChecks(), learner, len(prompts), data)
     loop.report_resumed(observers.history.rows)
     with open_rollouts(config.rollout, models.tokenizer, job.runtime, out / "sent") as rollouts, loop:
         for number in loop:
@@ -251,8 +264,10 @@ def train(models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: 
                 parts.append(experience := gather_experience(models, samples, job, tether.beta, batch, first))
                 if number == 1:
                     check_start(experience, job)
+                self_checks.before(number, experience, tether.beta, batch)
                 # 3. learn: update policy and critic
                 metrics = experience.metrics | learner.update(experience, number - 1)
+                self_checks.after(number, metrics)
             # 4. adapt β to the KL
             tether.update(metrics[f"ppo/{config.kl.measure}"])
             # 5. look at the update, which may stop the training

@@ -24,6 +24,7 @@ from components.reward.config import BINS, EnsembleConfig, RewardJob
 from components.reward.evaluation.baselines import chosen_shown_first, length_baseline, majority_baseline
 from components.reward.evaluation.length import response_tokens
 from components.reward.evaluation.probes import ProbeTexts, robustness_metrics, robustness_report
+from components.reward.evaluation.prompt_use import check_prompt_use
 from components.reward.evaluation.slices import ScoredPairs, character_gaps, slice_report
 from components.reward.pair_scores import score_pairs
 from components.reward.refresh.compare import Refresh
@@ -77,7 +78,6 @@ def train_on(
     pad_id, members = tokenizer.pad_token_id, []
     # Only a few calibration pairs are evaluated during training; the rest are encoded afterwards, like the test split.
     watching = splits["calibration"][: job.reward.watch.examples if job.reward.evaluate_every is not None else 0]
-
     held_out = HeldPairs.choose(
         job.reward, splits["calibration"], encode_pairs(tokenizer, watching, job.generation, job.reward, out),
         partial(_save, tokenizer, out / "artifact" / "last"),
@@ -101,6 +101,7 @@ def train_on(
     task = task_name(inputs["data"])
     robustness = robustness_report(job, whole, members, tokenizer, splits["test"], sft_samples, scale.scale, task)
     write_json(out / "artifact" / "robustness.json", robustness)
+    check_prompt_use(whole, tokenizer, splits["test"], job, task).write(out)
     metrics = {f"reward/{n}": float(value) for n in _REPORTED if (value := calibrated[n]) is not None} | {
         "reward/test_pairs": float(len(pairs["test"])),
         "reward/invariance": invariance(whole, pad_id, list(pairs["test"].chosen[:32]), job.runtime),

@@ -24,6 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from components.base.errors import CheckFailed, UserError
 from components.base.observe import Observe
 from components.distributed import ranks, sharding
+from components.gates.self_checks import SelfChecks
 from components.models.adapters import AdapterView
 from components.models.batching import LengthBuckets, packed_runs
 from components.models.runtime import peak_memory_gb
@@ -320,6 +321,24 @@ class Loop(Generic[U]):
         save_state(self._folder, self.number, self._modules, self._optimizers, state, self._whole_up_to)
 
 
+def check_resumed(optimizers: Mapping[str, AdamW], steps: Mapping[str, int]) -> None:
+    """Judge the state of optimisers that continue from a checkpoint, by the number of steps that each has made.
+
+    Raises:
+        CheckFailed: an optimiser counts other steps, or has lost its moments.
+    """
+    wrong = list[str]()
+    for name, optimizer in optimizers.items():
+        states = list(optimizer.state.values())
+        counted = max((int(state.get("step", 0)) for state in states), default=0)
+        if counted != steps[name]:
+            wrong.append(f"the optimiser of the {name} counts {counted} steps, and its history has {steps[name]}")
+        moments = [state["exp_avg_sq"] for state in states if "exp_avg_sq" in state]
+        if counted and moments and not any(bool(moment.any()) for moment in moments):
+            wrong.append(f"the second moments of the {name} are all 0 after {counted} steps")
+    SelfChecks().judge("training.resumed", not wrong, "; ".join(wrong))
+
+
 def fit(
     model: Any,
     examples: TrainingExamples,
@@ -360,6 +379,8 @@ def fit(
         whole_up_to=config.checkpoint_whole,
     )  # fmt: skip
     loop.report_resumed()
+    if loop.number:
+        check_resumed({"model": optimizer}, {"model": loop.number})
     with loop:
         for number in loop:
             step = number - 1

@@ -22,6 +22,7 @@ from components.gates.gate_text import outcome, rule
 from components.gates.judging import Verdict
 from components.gates.margins import Margin, margin, tightness
 from components.gates.renamed import present_options
+from components.gates.self_checks import FILE
 from components.gates.table import GATES
 from components.human_eval.comparison.model_pairs import RESULT
 from components.keys.code_version import CodeVersion
@@ -109,6 +110,12 @@ class StageFacts:
         assert not isinstance(limit, tuple)
         chosen = (chosen_alarm(rows[max(0, end - WINDOW) : end], limit) for end in range(1, len(rows) + 1))
         return [*(self.document("metadata.json") or {}).get("alarms", []), *islice(filter(None, chosen), 1)]
+
+    @property
+    def self_checks(self) -> list[Document]:
+        """Return the results of its self-checks; empty if it has none, or an earlier release computed it."""
+        path = self.store.attachment(self.record, FILE) if self.record is not None else None
+        return [] if path is None else json.loads(path.read_text(encoding="utf-8"))
 
     @property
     def kl_by_token(self) -> Document | None:

@@ -38,6 +38,33 @@ def test_the_support_desk_is_split_by_prompt_into_the_files_that_later_stages_re
     assert 0.3 < metrics["data/annotator_agreement"] < 1
 
 
+def test_a_held_out_pair_written_to_the_training_split_stops_validation(tmp_path, validate, monkeypatch):
+    write, left = SplitWriter.write, []
+
+    def misplaced(split, row):
+        if split.folder.name == "pairs.test" and not left:
+            left.append(row)
+        write(split, left[0] if split.folder.name == "pairs.train" and left else row)
+
+    monkeypatch.setattr(SplitWriter, "write", misplaced)
+    with pytest.raises(CheckFailed, match=r"validate\.splits failed.* rows of pairs.train have a prompt"):
+        validate(tmp_path, **small())
+
+
+def test_a_row_lost_on_the_way_to_disk_stops_validation(tmp_path, validate, monkeypatch):
+    write, left = SplitWriter.write, iter(range(100))
+    monkeypatch.setattr(SplitWriter, "write", lambda split, row: write(split, row) if next(left, None) != 7 else None)
+    with pytest.raises(CheckFailed, match=r"validate\.splits failed.* rows on disk and .* in the metrics"):
+        validate(tmp_path, **small())
+
+
+def test_the_checks_of_the_splits_are_listed_with_their_numbers(tmp_path, validate):
+    validate(tmp_path, **small())
+    splits, shares = json.loads((tmp_path / "attachments/self_checks.json").read_text())
+    assert (splits["name"], splits["verdict"]) == ("validate.splits", "held") and "none in the" in splits["numbers"]
+    assert (shares["name"], shares["verdict"]) == ("validate.shares", "held") and "in train (0.7)" in shares["numbers"]
+
+
 def test_the_same_job_gives_the_same_bytes_and_another_seed_others(tmp_path, validate):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         validate(tmp_path / name, seed=seed, **small())

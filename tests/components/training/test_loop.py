@@ -96,6 +96,26 @@ def test_interrupted_anywhere_and_started_again_it_ends_with_the_same_weights(
     assert again.resumed == ([(kept, 9)] if kept else []), "and it says so"
 
 
+def without_step(name: str, state: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint's optimiser state with the steps at 0, or with moments of 0."""
+    return {key: torch.zeros_like(value) if key.endswith(name) else value for key, value in state.items()}
+
+
+@pytest.mark.parametrize("lost, words", [(".step", "counts 0 steps"), (".exp_avg_sq", "second moments")])
+def test_an_optimizer_that_lost_its_state_on_the_way_is_named(
+    tmp_path: Path, interrupting: Any, monkeypatch: pytest.MonkeyPatch, lost: str, words: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, interrupting(5))
+    unpack = checkpoint.unpack_optimizer
+    monkeypatch.setattr(
+        checkpoint, "unpack_optimizer",
+        lambda optimizer, name, tensors, groups: unpack(optimizer, name, without_step(lost, tensors), groups),
+    )  # fmt: skip
+    with pytest.raises(CheckFailed, match=rf"training\.resumed failed.*{words}"):
+        train(tmp_path, interrupting(-1))
+
+
 def test_a_slow_loop_checkpoints_by_the_clock_and_resumes_to_the_same_weights(
     tmp_path: Path, interrupting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

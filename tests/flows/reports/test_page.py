@@ -219,6 +219,18 @@ def test_the_chart_of_a_judge_stands_beside_the_reward_models(tmp_path: Path) ->
     assert [base64.b64decode(data).decode() for data in shown] == [drawn]
 
 
+def test_self_checks_stand_on_the_page_with_the_doubtful_ones_in_the_open(tmp_path: Path) -> None:
+    held = {"name": "ppo.scale", "verdict": "held", "numbers": "shift 1.5 by both", "compares": "two numbers"}
+    doubt = {"name": "ppo.gain", "verdict": "doubtful", "numbers": HOSTILE, "compares": "a gain and KL"}
+    assert "Self-checks" not in shown_text(tmp_path, stored_run(tmp_path, upto="validate"))
+    write_json(tmp_path / "out" / "attachments" / "self_checks.json", [held, doubt])
+    stored_run(tmp_path)
+    source = page(run_facts(tmp_path))
+    assert HOSTILE not in source and "1 of 2 self-checks held" in source
+    assert source.index("ppo.<wbr>gain" if "ppo.<wbr>gain" in source else "ppo.gain") < source.index("self-checks held")
+    assert "shift 1.5 by both" in source and "a gain and KL" in source
+
+
 def test_a_run_of_an_earlier_version_says_how_to_get_its_charts(tmp_path: Path) -> None:
     run = stored_run(tmp_path, upto="reward")
     forget(tmp_path, run, "reward", "reliability.svg")

@@ -1,0 +1,208 @@
+"""Self-checks: numbers that a stage computes a second way at its boundaries. A failed one may be a fault in the code.
+
+A gate judges a result, an alarm watches a training, and a self-check judges the code: it compares what a stage is about
+to trust with a plain computation of the same thing. The checks draw no random numbers, and no result depends on them.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from components.base.errors import CheckFailed
+from components.base.jsonl import write_json
+
+logger = logging.getLogger(__name__)
+
+FILE = "self_checks.json"
+"""Name of the file with the results, among a stage's attachments: it is not in the digest of the artifact."""
+Verdict = Literal["held", "doubtful", "not judged"]
+
+
+class SelfCheck(NamedTuple):
+    """What a check compares, what a failure usually means, and where to look."""
+
+    compares: str
+    suspect: str
+    look_at: str
+
+
+SELF_CHECKS: Mapping[str, SelfCheck] = {
+    "validate.splits": SelfCheck(
+        "The prompts of the held-out files, read from disk, with those of the training files; rows with the metrics.",
+        "rows are written to another split than the one that was chosen and counted",
+        "`data_contracts/published_splits.py` and the folders `pairs.*` of the artifact",
+    ),
+    "validate.shares": SelfCheck(
+        "The share of the distinct prompts in each split, with `data.split`; it warns beyond 5 standard errors.",
+        "prompts are not split by their hash, or the rows that `data.sources` leaves out are of certain splits",
+        "`split_of` in `components/data/splits.py`",
+    ),
+    "training.resumed": SelfCheck(
+        "After an interruption, the steps that each optimiser counts, with those of the history; moments are not 0.",
+        "the checkpoint lacks the optimisers' state, or it was not loaded",
+        "`restore_state` in `components/training/loop.py`, and the files `checkpoint/*/step-*`",
+    ),
+    "reward.prompt_use": SelfCheck(
+        "The margins of test pairs under their own prompt and under another pair's; it warns on data of your own.",
+        "pairs were read or trained under other prompts than their own",
+        "the prompts in `pairs.*` of the artifact of validate, and `components/reward/training_pairs.py`",
+    ),
+    "ppo.reference": SelfCheck(
+        "The weights of SFT, reference and policy before the first update, with the files of the artifact of sft.",
+        "KL would be measured to another model, or the policy starts from another one",
+        "`Models.load` in `components/ppo/models.py`, and the artifact of sft",
+    ),
+    "ppo.tokenizers": SelfCheck(
+        "Prompts, texts, EOS, pad token and padding side of the tokenizers of sft, reward, judge and policy.",
+        "one model reads other tokens or another chat template than the others",
+        "`model/tokenizer_config.json` and `model/chat_template.jinja` of the artifacts",
+    ),
+    "ppo.sft_loss": SelfCheck(
+        "SFT's loss on held-out demonstrations, encoded as PPO encodes prompts, with the loss that sft recorded.",
+        "PPO samples from prompts in another form than the one that SFT was trained on, or SFT's weights are others",
+        "the chat template, `components/models/chat/rendering.py` and `components/models/batching.py`",
+    ),
+    "ppo.scale": SelfCheck(
+        "Shift and scale of the scores, with the mean and deviation of SFT's scores in the artifact of reward.",
+        "PPO rewards scores in another unit than the one that the reward stage measured",
+        "`ScoreScale` in `components/reward/scoring.py`, and `sft_scores.json` of the artifact of reward",
+    ),
+    "ppo.reward_scores": SelfCheck(
+        "The scores that the loaded reward model gives SFT's stored answers, with those that the reward stage stored.",
+        "its head or an adapter was not loaded, or it reads the responses in another form than in its own stage",
+        "`load_judges` in `components/ppo/models.py`, and the encoding of prompts and endings",
+    ),
+    "ppo.prompts": SelfCheck(
+        "The prompts that the first update asks, with the file of training prompts in the tokenizer's chat template.",
+        "prompts change on their way from the file to the sampler",
+        "`sample` in `components/ppo/stage.py` and `components/models/batching.py`",
+    ),
+    "ppo.endings": SelfCheck(
+        "Which token each response of a batch has last, with what ends a response.",
+        "the mask of the responses is too short or too long",
+        "`_responses` in `components/models/sampling.py`, or the rollout server",
+    ),
+    "ppo.scores": SelfCheck(
+        "The scores of some responses of the first update, with those of each response alone.",
+        "scores belong to other responses, or padding changes them",
+        "`frozen_pass` in `components/ppo/models.py`",
+    ),
+    "ppo.first_scores": SelfCheck(
+        "Mean and deviation of the first update's scores, in which the policy is still SFT, with 0 and 1.",
+        "responses or scores are not in the frame in which the scale was measured",
+        "the sampler, the encoding of prompts and endings, and the scale in the artifact of reward",
+    ),
+    "ppo.state": SelfCheck(
+        "The critic's value of a state with two different tokens chosen in it.",
+        "the critic reads the token that it is to judge",
+        "`predicting` in `components/models/logprobs.py`",
+    ),
+    "ppo.rewarded": SelfCheck(
+        "The rewarded scores of a batch, with the raw ones shifted, scaled, clipped and penalised one by one.",
+        "the scale or a penalty is left out, or is in another order",
+        "`rewarded_scores` in `components/ppo/experience.py`",
+    ),
+    "ppo.advantages": SelfCheck(
+        "Advantages and returns of a batch, with loops over -β times the log-ratio, plus the score at the last token.",
+        "the score lies on another token, KL has another sign, or advantages are not those of the method",
+        "`components/ppo/maths.py` and `gather_experience` in `components/ppo/experience.py`",
+    ),
+    "ppo.gradient": SelfCheck(
+        "The policy's gradient on some responses of the first update, with PPO's loss computed response by response.",
+        "the loss has another sign, another mask or other rows, or its micro-batches are not weighted by their share",
+        "`components/ppo/objective.py` and `Learner.backward` in `components/ppo/learner.py`",
+    ),
+    "ppo.learned": SelfCheck(
+        "What an update has changed: weights of policy and critic, the critic's gradient, the ratio in later steps.",
+        "a model is not trained, or the log-probabilities of the sampler are computed again in each step",
+        "`Learner.update` in `components/ppo/learner.py`, and `policy_term` in `components/ppo/objective.py`",
+    ),
+    "ppo.fresh": SelfCheck(
+        "The prompts and responses of the second update, with those of the first.",
+        "each update asks the same prompts, or draws the same random numbers",
+        "`prompts_of` and `sample` in `components/ppo/stage.py`",
+    ),
+    "ppo.evaluation_prompts": SelfCheck(
+        "The prompts of evaluation.jsonl, with the file of held-out prompts.",
+        "the policy was judged on prompts on which it trained",
+        "`evaluate` in `components/ppo/evaluate.py`",
+    ),
+    "ppo.published": SelfCheck(
+        "The published weights, with those of the policy that was judged.",
+        "another policy than the judged one was written",
+        "`put_and_save` in `components/ppo/stage.py`",
+    ),
+    "ppo.gain": SelfCheck(
+        "The gain in score, with what KL allows: 2 sqrt(2 KL) deviations and 0.3; it warns.",
+        "KL or the gain is not measured on the responses of the policy",
+        "`components/ppo/evaluate.py`",
+    ),
+    "ppo.sft_evaluation": SelfCheck(
+        "SFT's KL to itself in the evaluation, with 0; its responses' length, with that in its own stage (it warns).",
+        "SFT is sampled otherwise, or is another model, where the policy is compared with it",
+        "`respond` in `components/ppo/evaluate.py`",
+    ),
+    "ppo.evaluation": SelfCheck(
+        "Some responses of the evaluation, their KL and score, with ones computed response by response.",
+        "KL or scores are those of another model, or the judged texts are not the policy's",
+        "`respond` in `components/ppo/evaluate.py`",
+    ),
+}  # fmt: skip
+"""All self-checks by name, `stage.check`, in the order of the pipeline."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The result of one check."""
+
+    verdict: Verdict
+    numbers: str
+    """The numbers that were compared, or why nothing was, in one clause."""
+
+
+class SelfChecks:
+    """The results of a stage's self-checks."""
+
+    def __init__(self) -> None:
+        self.results: dict[str, CheckResult] = {}
+
+    def judge(self, name: str, holds: bool, numbers: str, *, fails: bool = True) -> None:
+        """Keep that check `name` holds, or stop the stage.
+
+        Args:
+            numbers: what was compared, in one clause.
+            fails: whether it stops the stage. If unusual data alone could break it, a warning says so instead.
+
+        Raises:
+            CheckFailed: it does not hold.
+        """
+        check = SELF_CHECKS[name]
+        if not holds:
+            message = (
+                f"the self-check {name} failed, perhaps because {check.suspect}: {numbers}. This may be a fault in the "
+                f"code, which no option corrects. Look at {check.look_at}."
+            )
+            if fails:
+                raise CheckFailed(message)
+            logger.warning("%s", message.replace("failed", "is in doubt", 1))
+        elif name in self.results and self.results[name].verdict == "doubtful":
+            return
+        self.results[name] = CheckResult("held" if holds else "doubtful", numbers)
+
+    def skip(self, name: str, reason: str) -> None:
+        """Keep why check `name` is not judged, unless it was judged before."""
+        assert name in SELF_CHECKS
+        self.results.setdefault(name, CheckResult("not judged", reason))
+
+    def write(self, out: Path) -> None:
+        """Write the results to the attachments of the stage's folder `out`, with what each check compares."""
+        folder = out / "attachments"
+        folder.mkdir(parents=True, exist_ok=True)
+        results = ((name, self.results[name]) for name in SELF_CHECKS if name in self.results)
+        rows = [
+            {"name": name, "verdict": result.verdict, "numbers": result.numbers, "compares": SELF_CHECKS[name].compares}
+            for name, result in results
+        ]
+        write_json(folder / FILE, rows)
