@@ -316,9 +316,9 @@ def check_what_reached_mlflow(home: Path, shown: dict[str, Any], before: dict[st
 
 @pytest.mark.faults
 def test_reproducing_a_run_gives_the_same_bytes_from_nothing_and_leaves_all_as_it_was(
-    tether, whole: tuple[Home, list[Moment]]
+    tether, whole: tuple[Home, list[Moment]], tmp_path: Path
 ) -> None:
-    home, run = whole[0].path, whole[0].status()["run"]
+    home, run = whole[0].copy(tmp_path / "home").path, whole[0].status()["run"]
     before, runs = left_behind(home, run), list_runs(home)
     done = tether("reproduce", run, home=home, PYTHONHASHSEED="7")
     assert done.returncode == 0, done.stdout + done.stderr
