@@ -20,7 +20,7 @@ from pathlib import Path
 
 from components.base.errors import UserError, naming
 from components.base.files import make_folder, sync
-from components.base.settings import Settings
+from components.base.settings import Settings, unkeyed_values
 from components.keys.changes import KeyParts
 from components.keys.code_version import code_version
 from components.models.runtime import activate, cpu_instruction_set, release_memory
@@ -123,7 +123,7 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
                 "job": work.parts["job"],
                 "parts": work.parts,
                 "metrics": {name: float(value) for name, value in metrics.items()},
-                "environment": _environment(),
+                "environment": {**_environment(), "unkeyed": unkeyed_values(work.job)},
                 "run": work.run,
                 "started": started.isoformat(timespec="milliseconds"),
                 "seconds": round(time.monotonic() - clock, 3),
