@@ -11,6 +11,7 @@ from components.data.splits import loose_key
 from components.data.support_desk.task import task_name
 from components.data.tables.published import has_split, read_split, rows_at
 from components.data.words import seen
+from components.gates.self_checks import SelfChecks
 from components.human_eval.batch.attention import held_out_replies, with_attention
 from components.human_eval.batch.halves import JUDGED_IN
 from components.human_eval.blinding import AuthoredItem, Item, blind, sealed_key, sheet_item
@@ -33,6 +34,7 @@ from components.human_eval.sheet import (
     write_joint,
     write_raters_files,
 )
+from components.human_eval.sheet_checks import Authors, check_sheet
 
 
 def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -51,19 +53,22 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     check_judges(config, inputs["data"])
     rows = not_judged_yet(held_out_prompts(inputs["data"]), inputs["data"], config.items)
     chosen = choose(rows, config, job.seed)
-    responses = respond(job, inputs, [c.prompt for c in chosen], out, observe)
+    prompts, checks = [c.prompt for c in chosen], SelfChecks()
+    responses = respond(job, inputs, prompts, out, observe, then=Authors(checks, job, prompts, inputs))
     texts = {side: [r["text"] for r in responses[side]] for side in ("sft", "policy")}
     key = inputs["seal"].read_bytes() if config.judges == "people" else b""
-    repeats, checks = (round(share * len(chosen)) for share in (config.repeats, config.attention))
+    repeats, attention = (round(share * len(chosen)) for share in (config.repeats, config.attention))
     items, salt = blind(chosen, texts["sft"], texts["policy"], job.seed, key, repeats)
-    if checks:
-        items = with_attention(items, held_out_replies(inputs["data"]), checks, salt)
+    if attention:
+        items = with_attention(items, held_out_replies(inputs["data"]), attention, salt)
     write_rows(
         artifact / "responses.jsonl",
         (AuthoredItem(item=i.item, stratum=i.chosen.stratum, category=i.chosen.category, prompt=i.chosen.prompt,
                     sft=i.sft, policy=i.policy) for i in items if i.distortion is None),
     )  # fmt: skip
     write_blinded(artifact, items, salt, config, job.seed)
+    check_sheet(checks, artifact, inputs["data"], prompts, responses)
+    checks.write(out)
     return {
         "human_eval/sampled": float(len(chosen)),
         "human_eval/repeated": float(sum(item.repeat_of is not None for item in items)),

@@ -27,6 +27,7 @@ from components.human_eval.results.reward_model import reward_agreement, reward_
 from components.human_eval.results.summary import by_stratum, item_score, per_rater, rating_scores, scored_ratings
 from components.human_eval.returned_labels import Answers, Labels, Sample, rated_columns, rating_count
 from components.human_eval.sheet import SIMULATED
+from components.human_eval.sheet_checks import check_unblinding
 from components.stats.annotator_votes import fleiss_kappa
 from components.stats.betting import always_valid_low, always_valid_low_of_people
 from components.stats.intervals import Interval, Numbers
@@ -54,8 +55,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     win, kappa = _win_rate(sample, rated, level), agreement(sample, rated, level)
     bounds, won = _always_valid(sample, rated, scores, level), outcomes(scores.values())
     of_labels = label_metrics(sample, labels, rated)
-    checks = rater_checks(sample, labels, level)
-    attention = attention_check(sample, answers.attention, level, labels)
+    checks, attention = rater_checks(sample, labels, level), attention_check(sample, answers.attention, level, labels)
     criteria = {name: _criterion(sample, ratings, level) for name, ratings in answers.criteria.items()}
     even = equal_length(sample, scores, [prompt_of(sample, item) for item in scores], seed, level)
     reward = reward_agreement(sample, rated, job.human_eval.decides, inputs.get("scores"), seed, level)
@@ -90,6 +90,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "key_sha256": sample.about["key_sha256"],
         "guidelines_sha256": sample.about.get("guidelines_sha256"),
     }
+    check_unblinding(sample).write(out)
     _write(out / "artifact", sample, labels, rated, result)
     observe(len(rated), metrics, total=len(rated))
     return metrics

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from components.base.errors import CheckFailed
 from components.base.jsonl import read_rows, write_rows
 from components.models.folders import load_reward_model
 from components.models.runtime import Runtime
 from components.reward.config import SheetScoresJob
 from components.reward.scoring import ScoreScale, load_scorer, score_sequences
+from components.reward.substages import sheet_scores
 from components.reward.substages.sheet_scores import run
 from components.reward.training_pairs import encode_pairs
 from tests.components.conftest import GENERATION, silent
@@ -54,6 +56,29 @@ def test_a_judged_pair_has_the_scores_that_it_would_have_as_a_held_out_pair(
         assert (row["a"], row["b"]) == (pytest.approx(a.item(), abs=1e-5), pytest.approx(b.item(), abs=1e-5))
     about = json.loads((tmp_path / "out" / "artifact" / "scores.json").read_text())
     assert about == {"temperature": ScoreScale.read(reward).temperature}
+
+
+FAULTS = {
+    "sides exchanged": ("score_sequences", lambda scores: scores.reshape(-1, 2).flip(1).reshape(-1)),
+    "without the prompt": ("encode_prompt", lambda ids: ids[-1:]),
+    "another temperature": ("write_json", lambda _: None),
+}
+
+
+@pytest.mark.parametrize(("name", "fault"), FAULTS.values(), ids=FAULTS)
+def test_scores_that_are_not_those_of_the_sheets_sides_stop_the_stage(
+    stages: Any, sample: Path, tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, name: str, fault: Any
+) -> None:
+    right = getattr(sheet_scores, name)
+
+    def faulty(*arguments: Any) -> Any:
+        if name == "write_json":
+            return right(arguments[0], {"temperature": 0.5})
+        return fault(right(*arguments)) if name == "encode_prompt" or len(arguments[2]) > 1 else right(*arguments)
+
+    monkeypatch.setattr(sheet_scores, name, faulty)
+    with pytest.raises(CheckFailed, match=r"human_eval.scores failed.*`components/reward/substages/sheet_scores.py`"):
+        scored(stages.inputs["reward"], sample, tmp_path / "out", runtime)
 
 
 def test_several_reward_models_score_by_their_mean_less_each_ones_own_constant(
