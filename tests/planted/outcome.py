@@ -21,6 +21,7 @@ KEPT = re.compile(
 DEVIATIONS = 2.0
 """By how many standard deviations over undisturbed seeds gold must be below their mean to count as harm."""
 _TRACE = "Traceback (most recent call last)"
+_SELF_CHECK = re.compile(r"self-check (\S+) (?:failed|is in doubt)")
 _WARNING = re.compile(r"^[\d:.]+ \| (?:WARNING|ERROR) \| (\S+) - (.*)$", re.MULTILINE)
 _PROGRESS = re.compile(r"^\s{2}\w+[\w.]* \d+/\d+ ", re.MULTILINE)
 
@@ -38,7 +39,7 @@ class Line(TypedDict, total=False):
     checks: str
     """Digest of the files with self-checks, gates and alarms (`copies.CHECKS`)."""
     size: list[str]
-    """The options that make the demo small (`run.SIZE`)."""
+    """The options that make the demo small (`copies.SIZE`)."""
     date: str
     seed: int
     options: list[str]
@@ -92,12 +93,18 @@ def measured(tether: Tether, ended: Ended) -> Line:
     message = _last_paragraph(ended.output) if ended.code else ""
     return Line(
         exit=ended.code, stopped_at=last["name"] if ended.code else "", gates=stopping,
-        warned=list(dict.fromkeys([*warned, *(logger for logger, _ in warnings)])), message=message,
+        warned=list(dict.fromkeys([*warned, *(_source(logger, text) for logger, text in warnings)])), message=message,
         warnings="\n".join(text for _, text in warnings)[:4000], crashed=_TRACE in ended.output,
         seconds=round(ended.cpu, 1), wall=round(ended.seconds, 1),
         metrics={n: v for stage in stages for n, v in stage.get("metrics", {}).items() if v is not None},
         digests={stage["name"]: stage["digest"][:12] for stage in stages if stage.get("digest")},
     )  # fmt: skip
+
+
+def _source(logger: str, text: str) -> str:
+    """Return what warned: a self-check by its name, else the logger."""
+    check = _SELF_CHECK.search(text)
+    return f"self-check {check[1]}" if check else logger
 
 
 def _last_paragraph(output: str) -> str:
@@ -111,16 +118,17 @@ def _last_paragraph(output: str) -> str:
 def caught_by(line: Line, undisturbed: Sequence[Line]) -> tuple[list[str], str]:
     """Return what stopped the run or warned, and the stage; both empty if nothing did.
 
-    A gate, alarm or warning counts only if no undisturbed run has it. What stopped the run and is no gate is called
-    `check`, `crash` or `config` by its exit code.
+    A gate, alarm or warning counts only if no undisturbed run has it. What stopped the run and is no gate is called by
+    the name of its self-check, or `check`, `crash` or `config` by its exit code.
     """
     usual = {name for other in undisturbed for name in (*other["warned"], *other["gates"])}
     new, gates = ([name for name in line[which] if name not in usual] for which in ("warned", "gates"))  # type: ignore
     if line["exit"] == 3 and gates:
         return [*gates, *new], line["stopped_at"]
     if line["exit"] not in (0, 3):
+        check = _SELF_CHECK.search(line["message"])
         kind = "crash" if line["crashed"] else "config" if line["exit"] == 2 else "check"
-        return [kind, *new], line["stopped_at"]
+        return [f"self-check {check[1]}" if check else kind, *new], line["stopped_at"]
     return new, _stage_of(new)
 
 
@@ -163,7 +171,7 @@ def harm(fault: Fault, line: Line, undisturbed: Sequence[Line]) -> tuple[str, st
         value, right, width = line["metrics"][name], base["metrics"][name], _half_width(name, base, undisturbed)
         if abs(value - right) > width:
             return "yes", f"{name} is {value:.3g}, and {right:.3g} ± {width:.2g} undisturbed"
-    golds, plain = golds_of(undisturbed, line["options"]), golds_of(undisturbed)
+    golds, plain = (golds_of(undisturbed, options, line["size"]) for options in (line["options"], []))
     gold = line["metrics"].get("policy/gold")
     if gold is None or len(plain) < 2:
         return "unknown", "no gold was measured" if gold is None else "too few undisturbed seeds"
@@ -174,9 +182,9 @@ def harm(fault: Fault, line: Line, undisturbed: Sequence[Line]) -> tuple[str, st
     return "no", f"gold {gold:.2f}, not below {limit:.2f}"
 
 
-def golds_of(undisturbed: Iterable[Line], options: Sequence[str] = ()) -> list[float]:
-    """Return the gold of the undisturbed runs with these options."""
-    alike = (line["metrics"] for line in undisturbed if line["options"] == [*options])
+def golds_of(undisturbed: Iterable[Line], options: Sequence[str], size: Sequence[str]) -> list[float]:
+    """Return the gold of the undisturbed runs with these options, of this size."""
+    alike = (line["metrics"] for line in undisturbed if (line["options"], line["size"]) == (options, size))
     return [metrics["policy/gold"] for metrics in alike if "policy/gold" in metrics]
 
 

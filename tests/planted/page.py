@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tests.planted import outcome
 from tests.planted.catalogue import HOW, ROOT, Fault, read
+from tests.planted.copies import SIZE
 from tests.planted.outcome import Line
 from tests.reference import table
 
@@ -18,7 +19,8 @@ INTRODUCTION = """\
 Tether's checks, gates and alarms are tested with planted faults: plausible mistakes of a programmer or a team, put
 one at a time into a copy of the code, the data or the config. `make planted` runs the demo with each and records
 what noticed it. This page is written from the recorded lines (`tests/planted/results.jsonl`): of each fault the newest,
-with its commit. The faults were listed before any check was written against them.
+with its commit. Lines of an older commit say what was noticed then. The faults were listed before any check was written
+against them.
 """
 COLUMNS = """\
 ## What the columns mean
@@ -28,8 +30,9 @@ COLUMNS = """\
   interval; or a promise is broken (same bytes, right cache, held-out data is held out, rated texts are the policy's,
   raters are blind). It is unknown if the run stopped before it could be measured. Gold is
   measured by the code with the fault.
-- **Caught by**: the gates that stopped the run, a `check` (an error that says what is wrong), a `crash` (a stack
-  trace), a refused `config`, or an alarm or warning; gates, alarms and warnings only if no undisturbed run has them.
+- **Caught by**: the gates or the self-check that stopped the run, another `check` (an error that says what is wrong), a
+  `crash` (a stack trace), a refused `config`, or an alarm or warning; gates, alarms and warnings only if no undisturbed
+  run has them.
 - **By**: `cause` if the error or warning, or the name of a gate that stopped the run, has a word of the fault's
   cause (`word` in `tests/planted/faults.yaml`, written before the message) and came no later than the stage where
   the fault should be named; else `symptom`. A word can also appear by chance.
@@ -75,7 +78,9 @@ def rows_of(faults: Sequence[Fault], lines: Sequence[Line]) -> list[Row]:
     for fault in faults:
         if (line := newest.get(fault.digest())) is None:
             continue
-        alike = [other for other in undisturbed if other["options"] == line["options"]]
+        alike = [
+            other for other in undisturbed if (other["options"], other["size"]) == (line["options"], line["size"])
+        ]
         by, stage = outcome.caught_by(line, alike)
         harm, why = outcome.harm(fault, line, undisturbed)
         named = outcome.is_named(fault, line, alike) and outcome.at_right_stage(fault, stage)
@@ -111,7 +116,7 @@ def _result(row: Row) -> tuple[str, ...]:
 def text_of(faults: Sequence[Fault], lines: Sequence[Line]) -> str:
     """Return the page."""
     rows, undisturbed = rows_of(faults, lines), [line for line in lines if not line["fault"]]
-    plain = [line for line in undisturbed if not line["options"]]
+    plain = [line for line in undisturbed if not line["options"] and line["size"] == [*SIZE]]
     return "\n".join([*_head(faults, rows, plain), *_tables(rows, plain), *_foot(faults, rows)]) + "\n"
 
 
@@ -149,6 +154,8 @@ def _tables(rows: Sequence[Row], plain: Sequence[Line]) -> Iterator[str]:
     gold = f" Gold: mean {fmean(golds):.2f}{spread}." if golds else ""
     stopped = sum(line["exit"] != 0 for line in plain)
     yield f"{stopped} of {len(plain)} undisturbed runs stopped, each with another seed.{gold}\n"
+    if not plain:
+        return
     if counts:
         yield table(
             ("Gate, alarm or warning", "Undisturbed runs"),

@@ -31,14 +31,12 @@ from typing import Any
 from tests.faults.homes import Home
 from tests.planted import outcome, page
 from tests.planted.catalogue import ROOT, STAGES, Fault, read
-from tests.planted.copies import CHECKS, Ended, Tether, code_digest, commit, copied, damage, parted, plant
+from tests.planted.copies import CHECKS, SIZE, Ended, Tether, code_digest, commit, copied, damage, parted, plant
 from tests.planted.outcome import Line
 from tests.servers import PrefectServer
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 WORK = ROOT / ".tether" / "planted"
-SIZE = ("ppo.updates=16", "ppo.kl.horizon=1.25", "ppo.checkpoint_every=4")
-"""Of the demo's 40 updates 16, with a controller that can still reach its target. Checkpoints change nothing."""
 INTERRUPTED = 9
 """The update of PPO after which a run of `resume` gets Ctrl-C: one after a checkpoint."""
 _BASES, _FILE = threading.Lock(), threading.Lock()
@@ -53,18 +51,17 @@ class Planting:
         self.environment: dict[str, str] = {}
 
     def lines(self) -> list[Line]:
-        """Return the recorded lines of the demo's present size, of any commit."""
+        """Return all recorded lines, of any commit."""
         if not self.results.exists():
             return []
-        found = [json.loads(text) for text in self.results.read_text(encoding="utf-8").splitlines()]
-        return [line for line in found if line["size"] == [*SIZE]]
+        return [json.loads(text) for text in self.results.read_text(encoding="utf-8").splitlines()]
 
     def to_do(self, faults: Sequence[Fault]) -> list[Fault]:
         """Return the faults without a line for this code, those without one for today's checks first.
 
         Cheap ones come first, and the kinds take turns.
         """
-        lines = {line["digest"]: line for line in self.lines()}
+        lines = {line["digest"]: line for line in self.lines() if line["size"] == [*SIZE]}
         age = {fault: lines[fault.digest()]["checks"] == self.checks for fault in faults if fault.digest() in lines}
         left = [fault for fault in faults if fault not in age or lines[fault.digest()]["code"] != self.code]
         turns, ordered = Counter[tuple[bool, str]](), list[tuple[bool, int, float, Fault]]()
@@ -95,14 +92,17 @@ class Planting:
     def base(self, options: Sequence[str] = (), seed: int = 0) -> tuple[Home, Line]:
         """Return the home and the line of the undisturbed run with further `options`; the first caller computes it.
 
-        Other code runs in the same home, where the store has the stages whose code is the same.
+        Other code and other options run in the same home, or in a copy of it, where the store has what is the same.
         """
+        plain = self.base((), seed)[0] if options else None
         folder = self.work / "undisturbed" / "-".join([str(seed), *options]).replace("=", "_")
         path, command = folder / "line.json", ["run", "demo", *parted([*SIZE, f"seed={seed}", *options])]
         with _BASES:
             line = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             if (line.get("code"), line.get("size")) != (self.code, [*SIZE]):
                 shutil.rmtree(folder / "code", ignore_errors=True)
+                if plain is not None and not (folder / "home").exists():
+                    plain.copy(folder / "home")
                 tether = Tether(copied(folder / "code"), folder / "home", self.environment)
                 line = self._to_the_end(tether, tether(*command), command) | self.about("", "", options, seed)
                 path.write_text(json.dumps(line), encoding="utf-8")
@@ -182,8 +182,9 @@ class Planting:
 
 
 def is_same(one: Line, other: Line) -> bool:
-    """Return whether two lines are of the same fault, seed and options."""
-    return all(one[name] == other[name] for name in ("fault", "seed", "options"))  # type: ignore[literal-required]
+    """Return whether two lines are of the same fault, seed and options, or undisturbed and of the same size too."""
+    names = ("fault", "seed", "options") if one["fault"] else ("fault", "seed", "options", "size")
+    return all(one[name] == other[name] for name in names)  # type: ignore[literal-required]
 
 
 def cost(fault: Fault) -> float:
@@ -195,10 +196,10 @@ def cost(fault: Fault) -> float:
 
 
 def written_preferences(file: Path) -> list[dict[str, Any]]:
-    """Write 400 of the built-in task's pairs to `file`, as people's data would be; return them."""
+    """Write pairs of the built-in task to `file`, as people's data would be and enough for the gates; return them."""
     from components.data.support_desk.desk import SupportDeskConfig, generate
 
-    rows = generate(0, SupportDeskConfig(demonstrations=50, pairs=400))[1]
+    rows = generate(0, SupportDeskConfig(demonstrations=50, pairs=5600))[1]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return rows
 

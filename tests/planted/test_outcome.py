@@ -8,9 +8,9 @@ import pytest
 
 from tests.planted import outcome, page
 from tests.planted.catalogue import Fault, read
-from tests.planted.copies import Ended, Tether
+from tests.planted.copies import SIZE, Ended, Tether
 from tests.planted.outcome import Line
-from tests.planted.run import SIZE, Planting, chosen, seeds_of
+from tests.planted.run import Planting, chosen, seeds_of
 from tests.planted.test_catalogue import FAULT
 
 
@@ -40,6 +40,7 @@ def test_a_run_that_nothing_stops_or_warns_is_not_caught() -> None:
     [
         ({"exit": 3, "gates": ["policy.kl"]}, ["policy.kl"]),
         ({"exit": 1}, ["check"]),
+        ({"exit": 1, "message": "tether: the self-check ppo.scale failed, perhaps"}, ["self-check ppo.scale"]),
         ({"exit": 1, "crashed": True}, ["crash"]),
         ({"exit": 2}, ["config"]),
     ],
@@ -136,15 +137,17 @@ def test_an_output_gives_its_error_its_warnings_and_its_crash(tmp_path: Path) ->
     assert measured["message"] == "tether: the scale is wrong. Look at the scale."
     assert measured["warnings"] == "update 1: too short." and measured["warned"] == ["components.ppo.stage"]
     assert measured["crashed"] and measured["seconds"] == 5.0
+    doubt = "01:41:00.670 | WARNING | components.gates.self_checks - the self-check ppo.gain is in doubt, perhaps\n"
+    assert outcome.measured(Tether(tmp_path, tmp_path), Ended(0, doubt, 9.0, 5.0))["warned"] == ["self-check ppo.gain"]
 
 
-def test_a_fault_keeps_its_newest_line_and_lines_of_another_size_do_not_count(tmp_path: Path) -> None:
+def test_a_fault_keeps_its_newest_line_and_a_seed_one_of_each_size(tmp_path: Path) -> None:
     planting = Planting(tmp_path / "results.jsonl", tmp_path / "work")
-    other = line(fault="a", seed=3, size=["ppo.updates=40"])
-    for each in (line(fault="a", code="older"), line(seconds=2.0), line(fault="a", seconds=1.0), other):
+    older = {"code": "older", "size": ["ppo.updates=40"]}
+    for each in (line(**older), line(fault="a", **older), line(seconds=2.0), line(fault="a", seconds=1.0)):
         planting.write(each)
     assert [(one["fault"], one["code"], one["seconds"]) for one in planting.lines()] == [
-        ("", "c0de", 2.0), ("a", "c0de", 1.0),
+        ("", "older", 60.0), ("", "c0de", 2.0), ("a", "c0de", 1.0),
     ]  # fmt: skip
 
 
@@ -157,13 +160,14 @@ def test_faults_without_a_line_for_todays_checks_come_first_cheap_ones_before_an
     planting = Planting(tmp_path / "results.jsonl", tmp_path / "work")
     faults = [
         fault("done", "sft", "sft"), fault("other_code", "sft", "human_eval"), fault("other_checks", "sft", "reward"),
-        fault("dear", "ppo", "sft"), fault("cheap", "ppo", "human_eval"), fault("cheap_too", "ppo", "human_eval"),
+        fault("dear", "ppo", "sft"), fault("cheap", "ppo", "human_eval"), fault("other_size", "ppo", "human_eval"),
     ]  # fmt: skip
     done = {"code": planting.code, "checks": planting.checks}
-    for each, change in zip(faults, (done, done | {"code": "older"}, {}), strict=False):
+    changes = done, done | {"code": "older"}, {}, done | {"size": []}
+    for each, change in zip([*faults[:3], faults[-1]], changes, strict=True):
         planting.write(line(fault=each.name, digest=each.digest(), **change))
     assert [each.name for each in planting.to_do(faults)] == [
-        "cheap", "other_checks", "cheap_too", "dear", "other_code",
+        "cheap", "other_checks", "other_size", "dear", "other_code",
     ]  # fmt: skip
 
 
