@@ -149,22 +149,6 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "KL or scores are those of another model, or the judged texts are not the policy's",
         "`respond` in `components/ppo/evaluate.py`",
     ),
-    "human_eval.sheet": SelfCheck(
-        "The written sheet, unblinded by its key, with what the models answered; its prompts with the held-out ones.",
-        "replies stand beside other prompts or were changed, a side is the policy's too often, or prompts are not held "
-        "out",
-        "`run` in `components/human_eval/blinded_sample.py`, and `components/human_eval/blinding.py`",
-    ),
-    "human_eval.scores": SelfCheck(
-        "The reward model's scores of some items of the sheet, with those of each reply alone; its temperature.",
-        "scores belong to other replies or sides, or are computed without the prompt or with another temperature",
-        "`components/reward/substages/sheet_scores.py`",
-    ),
-    "human_eval.unblinding": SelfCheck(
-        "The win rate of ratings that all prefer the policy's text, all SFT's, or are all ties, with 1, 0 and 1/2.",
-        "a rating counts for the wrong side when it is unblinded, or a tie does not count a half",
-        "`rating_score` in `components/human_eval/results/summary.py`, and `key.json` of the sample",
-    ),
 }  # fmt: skip
 """All self-checks by name, `stage.check`, in the order of the pipeline."""
 

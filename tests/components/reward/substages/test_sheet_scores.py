@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from components.base.errors import CheckFailed
-from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.jsonl import read_rows, write_rows
 from components.models.folders import load_reward_model
 from components.models.runtime import Runtime
 from components.reward.config import SheetScoresJob
@@ -24,14 +23,7 @@ def sample(tmp_path: Path) -> Path:
     """A sheet of three items and an attention check, the third the first one again with its sides exchanged."""
     prompt = [{"role": "user", "content": "My parcel is broken. What now?"}]
     shown = [(REPLIES[0], REPLIES[1]), (REPLIES[2], REPLIES[1]), (REPLIES[1], REPLIES[0]), ("No.", "Refund a.")]
-    write_rows(
-        tmp_path / "responses.jsonl",
-        [
-            {"item": f"q000{n}", "prompt": prompt, "policy": policy, "sft": REPLIES[1]}
-            for n, policy in enumerate((REPLIES[0], REPLIES[2], REPLIES[0]), 1)
-        ],
-    )
-    write_json(tmp_path / "key.json", {"policy_side": {"q0001": "a", "q0002": "a", "q0003": "b"}})
+    write_rows(tmp_path / "responses.jsonl", [{"item": f"q000{n}", "prompt": prompt} for n in (1, 2, 3)])
     write_rows(
         tmp_path / "sheet.jsonl",
         [{"item": f"q000{n}-abcdef01", "response_a": a, "response_b": b} for n, (a, b) in enumerate(shown, 1)],
@@ -62,12 +54,6 @@ def test_a_judged_pair_has_the_scores_that_it_would_have_as_a_held_out_pair(
         assert (row["a"], row["b"]) == (pytest.approx(a.item(), abs=1e-5), pytest.approx(b.item(), abs=1e-5))
     about = json.loads((tmp_path / "out" / "artifact" / "scores.json").read_text())
     assert about == {"temperature": ScoreScale.read(reward).temperature}
-
-
-def test_scores_of_the_other_side_are_named(stages: Any, sample: Path, tmp_path: Path, runtime: Runtime) -> None:
-    write_json(sample / "key.json", {"policy_side": {"q0001": "b", "q0002": "b", "q0003": "a"}})
-    with pytest.raises(CheckFailed, match=r"human_eval\.scores failed.* 6 replies alone .* have other scores"):
-        scored(stages.inputs["reward"], sample, tmp_path / "out", runtime)
 
 
 def test_several_reward_models_score_by_their_mean_less_each_ones_own_constant(
