@@ -21,6 +21,7 @@ KEPT = re.compile(
 DEVIATIONS = 2.0
 """By how many standard deviations over undisturbed seeds gold must be below their mean to count as harm."""
 _TRACE = "Traceback (most recent call last)"
+_SELF_CHECK = re.compile(r"self-check (\S+) (?:failed|is in doubt)")
 _WARNING = re.compile(r"^[\d:.]+ \| (?:WARNING|ERROR) \| (\S+) - (.*)$", re.MULTILINE)
 _PROGRESS = re.compile(r"^\s{2}\w+[\w.]* \d+/\d+ ", re.MULTILINE)
 
@@ -35,6 +36,10 @@ class Line(TypedDict, total=False):
     commit: str
     code: str
     """Digest of the packages' files (`copies.code_digest`): a line counts for every commit with the same code."""
+    checks: str
+    """Digest of the files with self-checks, gates and alarms (`copies.CHECKS`)."""
+    size: list[str]
+    """The options that make the demo small (`copies.SIZE`)."""
     date: str
     seed: int
     options: list[str]
@@ -67,6 +72,8 @@ class Line(TypedDict, total=False):
     """Stage to the first 12 digits of its artifact's digest, of the last command."""
     cached: list[str]
     """Of `twice`: the stages that the second run took from the store."""
+    beside: "Line"
+    """Metrics and digests of the undisturbed run of the same code, options and seed."""
     same: bool
     """Of `same` and `resume`: whether the bytes are those that they must be."""
 
@@ -86,12 +93,18 @@ def measured(tether: Tether, ended: Ended) -> Line:
     message = _last_paragraph(ended.output) if ended.code else ""
     return Line(
         exit=ended.code, stopped_at=last["name"] if ended.code else "", gates=stopping,
-        warned=list(dict.fromkeys([*warned, *(logger for logger, _ in warnings)])), message=message,
+        warned=list(dict.fromkeys([*warned, *(_source(logger, text) for logger, text in warnings)])), message=message,
         warnings="\n".join(text for _, text in warnings)[:4000], crashed=_TRACE in ended.output,
         seconds=round(ended.cpu, 1), wall=round(ended.seconds, 1),
         metrics={n: v for stage in stages for n, v in stage.get("metrics", {}).items() if v is not None},
         digests={stage["name"]: stage["digest"][:12] for stage in stages if stage.get("digest")},
     )  # fmt: skip
+
+
+def _source(logger: str, text: str) -> str:
+    """Return what warned: a self-check by its name, else the logger."""
+    check = _SELF_CHECK.search(text)
+    return f"self-check {check[1]}" if check else logger
 
 
 def _last_paragraph(output: str) -> str:
@@ -105,16 +118,17 @@ def _last_paragraph(output: str) -> str:
 def caught_by(line: Line, undisturbed: Sequence[Line]) -> tuple[list[str], str]:
     """Return what stopped the run or warned, and the stage; both empty if nothing did.
 
-    A gate, alarm or warning counts only if no undisturbed run has it. What stopped the run and is no gate is called
-    `check`, `crash` or `config` by its exit code.
+    A gate, alarm or warning counts only if no undisturbed run has it. What stopped the run and is no gate is called by
+    the name of its self-check, or `check`, `crash` or `config` by its exit code.
     """
     usual = {name for other in undisturbed for name in (*other["warned"], *other["gates"])}
     new, gates = ([name for name in line[which] if name not in usual] for which in ("warned", "gates"))  # type: ignore
     if line["exit"] == 3 and gates:
         return [*gates, *new], line["stopped_at"]
     if line["exit"] not in (0, 3):
+        check = _SELF_CHECK.search(line["message"])
         kind = "crash" if line["crashed"] else "config" if line["exit"] == 2 else "check"
-        return [kind, *new], line["stopped_at"]
+        return [f"self-check {check[1]}" if check else kind, *new], line["stopped_at"]
     return new, _stage_of(new)
 
 
@@ -142,13 +156,14 @@ def at_right_stage(fault: Fault, stage: str) -> bool:
     return stage in STAGES and STAGES.index(stage) <= STAGES.index(fault.stage_named)
 
 
-def harm(fault: Fault, line: Line, base: Line, undisturbed: Sequence[Line]) -> tuple[str, str]:
+def harm(fault: Fault, line: Line, undisturbed: Sequence[Line]) -> tuple[str, str]:
     """Return `yes`, `no` or `unknown`, and the reason, by the rule of `docs/trust.md`.
 
     Args:
-        base: the undisturbed run of the same seed and options.
-        undisturbed: runs of several seeds, for the deviation of gold.
+        undisturbed: runs of several seeds, for the deviation of gold. If there are fewer than three with the options
+            of `line`, the deviation is that of the demo's own options, and the mean the gold of `line["beside"]`.
     """
+    base = line["beside"]
     if fault.promise:
         return _broken_promise(fault, line, base)
     name = fault.false_number
@@ -156,14 +171,21 @@ def harm(fault: Fault, line: Line, base: Line, undisturbed: Sequence[Line]) -> t
         value, right, width = line["metrics"][name], base["metrics"][name], _half_width(name, base, undisturbed)
         if abs(value - right) > width:
             return "yes", f"{name} is {value:.3g}, and {right:.3g} ± {width:.2g} undisturbed"
-    golds = [other["metrics"]["policy/gold"] for other in undisturbed if "policy/gold" in other["metrics"]]
+    golds, plain = (golds_of(undisturbed, options, line["size"]) for options in (line["options"], []))
     gold = line["metrics"].get("policy/gold")
-    if gold is None or len(golds) < 2:
+    if gold is None or len(plain) < 2:
         return "unknown", "no gold was measured" if gold is None else "too few undisturbed seeds"
-    limit = fmean(golds) - DEVIATIONS * stdev(golds)
+    many = len(golds) > 2
+    limit = (fmean(golds) if many else base["metrics"]["policy/gold"]) - DEVIATIONS * stdev(golds if many else plain)
     if gold < limit:
         return "yes", f"gold {gold:.2f}, below {limit:.2f}"
     return "no", f"gold {gold:.2f}, not below {limit:.2f}"
+
+
+def golds_of(undisturbed: Iterable[Line], options: Sequence[str], size: Sequence[str]) -> list[float]:
+    """Return the gold of the undisturbed runs with these options, of this size."""
+    alike = (line["metrics"] for line in undisturbed if (line["options"], line["size"]) == (options, size))
+    return [metrics["policy/gold"] for metrics in alike if "policy/gold" in metrics]
 
 
 def _broken_promise(fault: Fault, line: Line, base: Line) -> tuple[str, str]:
@@ -201,7 +223,11 @@ def false_alarms(undisturbed: Sequence[Line]) -> Mapping[str, int]:
     return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
+def kept(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that the page needs, rounded."""
+    return {name: float(f"{value:.5g}") for name, value in metrics.items() if KEPT.fullmatch(name)}
+
+
 def document(line: Line) -> str:
     """Return a line as JSON, with the metrics that the page needs."""
-    metrics = {name: float(f"{value:.5g}") for name, value in line["metrics"].items() if KEPT.fullmatch(name)}
-    return json.dumps({**line, "metrics": metrics}, ensure_ascii=False, sort_keys=True)
+    return json.dumps({**line, "metrics": kept(line["metrics"])}, ensure_ascii=False, sort_keys=True)

@@ -1,5 +1,6 @@
 """docs/trust.md: which planted faults are noticed, by what and where, from the recorded lines."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -7,6 +8,7 @@ from typing import NamedTuple
 
 from tests.planted import outcome
 from tests.planted.catalogue import HOW, ROOT, Fault, read
+from tests.planted.copies import SIZE
 from tests.planted.outcome import Line
 from tests.reference import table
 
@@ -16,18 +18,21 @@ INTRODUCTION = """\
 
 Tether's checks, gates and alarms are tested with planted faults: plausible mistakes of a programmer or a team, put
 one at a time into a copy of the code, the data or the config. `make planted` runs the demo with each and records
-what noticed it. This page is written from the recorded lines (`tests/planted/results.jsonl`). The faults were
-listed before any check was written against them.
+what noticed it. This page is written from the recorded lines (`tests/planted/results.jsonl`): of each fault the newest,
+with its commit. Lines of an older commit say what was noticed then. The faults were listed before any check was written
+against them.
 """
 COLUMNS = """\
 ## What the columns mean
 
-- **Harm**: gold falls by 2 standard deviations of the undisturbed seeds; or a number in report, gate or card is
-  false by more than its interval; or a promise is broken (same bytes, right cache, held-out data is held out, rated
-  texts are the policy's, raters are blind). It is unknown if the run stopped before it could be measured. Gold is
+- **Harm**: gold falls by 2 standard deviations of the undisturbed seeds below their mean (below the undisturbed run, if
+  fewer than three seeds have the fault's own options); or a number in report, gate or card is false by more than its
+  interval; or a promise is broken (same bytes, right cache, held-out data is held out, rated texts are the policy's,
+  raters are blind). It is unknown if the run stopped before it could be measured. Gold is
   measured by the code with the fault.
-- **Caught by**: the gates that stopped the run, a `check` (an error that says what is wrong), a `crash` (a stack
-  trace), a refused `config`, or an alarm or warning; gates, alarms and warnings only if no undisturbed run has them.
+- **Caught by**: the gates or the self-check that stopped the run, another `check` (an error that says what is wrong), a
+  `crash` (a stack trace), a refused `config`, or an alarm or warning; gates, alarms and warnings only if no undisturbed
+  run has them.
 - **By**: `cause` if the error or warning, or the name of a gate that stopped the run, has a word of the fault's
   cause (`word` in `tests/planted/faults.yaml`, written before the message) and came no later than the stage where
   the fault should be named; else `symptom`. A word can also appear by chance.
@@ -66,22 +71,18 @@ class Row(NamedTuple):
 
 
 def rows_of(faults: Sequence[Fault], lines: Sequence[Line]) -> list[Row]:
-    """Return a row for each fault that has a line of its present digest and an undisturbed run beside it."""
+    """Return a row for each fault that has a line of its present digest."""
     undisturbed = [line for line in lines if not line["fault"]]
+    newest = {line["digest"]: line for line in lines}
     found = []
     for fault in faults:
-        own = [line for line in lines if line["digest"] == fault.digest()]
-        if not own:
+        if (line := newest.get(fault.digest())) is None:
             continue
-        line = max(own, key=lambda one: one["date"])
         alike = [
-            other for other in undisturbed if other["options"] == line["options"] and other["code"] == line["code"]
+            other for other in undisturbed if (other["options"], other["size"]) == (line["options"], line["size"])
         ]
-        base = next((other for other in alike if other["seed"] == line["seed"]), None)
-        if base is None:
-            continue
         by, stage = outcome.caught_by(line, alike)
-        harm, why = outcome.harm(fault, line, base, alike)
+        harm, why = outcome.harm(fault, line, undisturbed)
         named = outcome.is_named(fault, line, alike) and outcome.at_right_stage(fault, stage)
         found.append(Row(fault, line, by, stage, harm, why, named))
     return found
@@ -108,32 +109,39 @@ def _result(row: Row) -> tuple[str, ...]:
     numbers = [f"{row.line['metrics'][name]:.2f}" if name in row.line["metrics"] else "-" for name in (
         "policy/gold", "policy/kl", "human_eval/win_rate")]  # fmt: skip
     seconds = f"{row.line['seconds']:.0f}"
-    return row.fault.name, row.fault.stage, f"{row.harm}: {row.why}", by, row.stage or "-", how, seconds, *numbers, end
+    commit = row.line["commit"][:8]
+    return row.fault.name, f"{row.harm}: {row.why}", by, row.stage or "-", how, seconds, *numbers, end, commit
 
 
 def text_of(faults: Sequence[Fault], lines: Sequence[Line]) -> str:
     """Return the page."""
     rows, undisturbed = rows_of(faults, lines), [line for line in lines if not line["fault"]]
-    plain = [line for line in undisturbed if not line["options"]]
+    plain = [line for line in undisturbed if not line["options"] and line["size"] == [*SIZE]]
     return "\n".join([*_head(faults, rows, plain), *_tables(rows, plain), *_foot(faults, rows)]) + "\n"
 
 
 def _head(faults: Sequence[Fault], rows: Sequence[Row], plain: Sequence[Line]) -> Iterator[str]:
     days = sorted({row.line["date"] for row in rows} | {line["date"] for line in plain})
-    commits = sorted({row.line["commit"] for row in rows} | {line["commit"] for line in plain})
     yield INTRODUCTION
     measured = f"{days[0]} to {days[-1]}" if len(days) > 1 else "".join(days) or "no date yet"
-    yield (
-        f"Measured on {measured}, at commit {', '.join(commits) or 'none yet'}: {len(rows)} of {len(faults)} faults "
-        f"and {len(plain)} undisturbed seeds. Faults without a line are missing from the tables.\n"
-    )
+    yield f"Measured on {measured}: {len(rows)} of {len(faults)} faults and {len(plain)} undisturbed seeds.\n"
+    kinds = Counter(fault.kind for fault in faults)
+    heads = "Kind", "Faults", "Measured", "Do harm", "Of these caught", "Named"
+    yield table(heads, (_counts(kind, count, rows) for kind, count in kinds.items()))
     if rows:
         yield shares(rows) + "\n"
     yield COLUMNS
 
 
+def _counts(kind: str, faults: int, rows: Sequence[Row]) -> tuple[str, ...]:
+    own = [row for row in rows if row.fault.kind == kind]
+    harmful = [row for row in own if row.harm == "yes"]
+    counts = faults, len(own), len(harmful), sum(row.caught for row in harmful), sum(row.named for row in own)
+    return (kind, *map(str, counts))
+
+
 def _tables(rows: Sequence[Row], plain: Sequence[Line]) -> Iterator[str]:
-    heads = "Fault", "Planted in", "Harm", "Caught by", "At", "By", "Seconds", "Gold", "KL", "Win rate", "Called"
+    heads = "Fault", "Harm", "Caught by", "At", "By", "Seconds", "Gold", "KL", "Win rate", "Called", "Commit"
     for kind in dict.fromkeys(row.fault.kind for row in rows):
         yield f"## {kind.capitalize()}\n"
         yield table(heads, (_result(row) for row in rows if row.fault.kind == kind))
@@ -146,6 +154,8 @@ def _tables(rows: Sequence[Row], plain: Sequence[Line]) -> Iterator[str]:
     gold = f" Gold: mean {fmean(golds):.2f}{spread}." if golds else ""
     stopped = sum(line["exit"] != 0 for line in plain)
     yield f"{stopped} of {len(plain)} undisturbed runs stopped, each with another seed.{gold}\n"
+    if not plain:
+        return
     if counts:
         yield table(
             ("Gate, alarm or warning", "Undisturbed runs"),
@@ -160,9 +170,13 @@ def _foot(faults: Sequence[Fault], rows: Sequence[Row]) -> Iterator[str]:
     silent = [row for row in rows if not row.caught]
     yield from (f"- `{row.fault.name}` ({row.harm}: {row.why})" for row in silent)
     yield "" if silent else "Every fault that was run was stopped or raised an alarm.\n"
-    missing = [fault.name for fault in faults if fault.name not in {row.fault.name for row in rows}]
+    missing = [fault for fault in faults if fault.name not in {row.fault.name for row in rows}]
     if missing:
-        yield f"Not measured yet: {', '.join(f'`{name}`' for name in missing)}.\n"
+        yield f"## Not measured yet\n\n{len(missing)} of {len(faults)} faults.\n"
+        for kind, count in Counter(fault.kind for fault in missing).items():
+            names = ", ".join(f"<code>{fault.name}</code>" for fault in missing if fault.kind == kind)
+            yield f"<details><summary>{count} of {kind}</summary>{names}</details>"
+        yield ""
     yield ADDING
     yield from (f"- `{how}`: {what}." for how, what in HOW.items())
     yield COMMANDS

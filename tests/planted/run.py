@@ -1,6 +1,7 @@
 """`make planted`: plant each fault of faults.yaml in a copy of the code, run the demo, and record what noticed it.
 
-    python -m tests.planted.run                       every fault that has no line for this code, and docs/trust.md
+    python -m tests.planted.run                       every fault that has no line for this code, and docs/trust.md:
+                                                      first those without one for today's checks, cheap ones first
     python -m tests.planted.run --only NAME           one fault, though it has a line (may be given again)
     python -m tests.planted.run --sample 3            three faults, drawn by the commit's id
     python -m tests.planted.run --seeds 0-19          undisturbed runs, for false alarms and the deviation of gold
@@ -8,8 +9,8 @@
 
 The demo runs with 16 updates of PPO. A fault is computed on the undisturbed run's earlier stages (`HOW` in
 catalogue.py), which each set of options computes once. Nothing is changed in this checkout. Lines go to
-tests/planted/results.jsonl as they come, so an interrupted command continues. A failed gate is recorded, then waived,
-to see what the run would have been called.
+tests/planted/results.jsonl as they come, so an interrupted command continues; a fault keeps its newest line. A failed
+gate is recorded, then waived, to see what the run would have been called.
 """
 
 import argparse
@@ -18,22 +19,24 @@ import json
 import random
 import shutil
 import sys
+import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.faults.homes import Home
 from tests.planted import outcome, page
 from tests.planted.catalogue import ROOT, STAGES, Fault, read
-from tests.planted.copies import Ended, Tether, code_digest, commit, copied, damage, parted, plant
+from tests.planted.copies import CHECKS, SIZE, Ended, Tether, code_digest, commit, copied, damage, parted, plant
 from tests.planted.outcome import Line
+from tests.servers import PrefectServer
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 WORK = ROOT / ".tether" / "planted"
-SIZE = ("ppo.updates=16", "ppo.kl.horizon=1.25", "ppo.checkpoint_every=4")
-"""Of the demo's 40 updates 16, with a controller that can still reach its target. Checkpoints change nothing."""
 INTERRUPTED = 9
 """The update of PPO after which a run of `resume` gets Ctrl-C: one after a checkpoint."""
 _BASES, _FILE = threading.Lock(), threading.Lock()
@@ -43,8 +46,9 @@ class Planting:
     """Runs of this checkout's code, with and without faults."""
 
     def __init__(self, results: Path = RESULTS, work: Path = WORK) -> None:
-        self.results, self.commit, self.code = results, commit(), code_digest()
-        self.work = work / self.code
+        self.results, self.work, self.commit = results, work, commit()
+        self.code, self.checks = code_digest(), code_digest(within=CHECKS)
+        self.environment: dict[str, str] = {}
 
     def lines(self) -> list[Line]:
         """Return all recorded lines, of any commit."""
@@ -52,15 +56,26 @@ class Planting:
             return []
         return [json.loads(text) for text in self.results.read_text(encoding="utf-8").splitlines()]
 
-    def has(self, fault: Fault) -> bool:
-        """Return whether there is a line for this code and this very fault."""
-        return any(line["code"] == self.code and line["digest"] == fault.digest() for line in self.lines())
+    def to_do(self, faults: Sequence[Fault]) -> list[Fault]:
+        """Return the faults without a line for this code, those without one for today's checks first.
+
+        Cheap ones come first, and the kinds take turns.
+        """
+        lines = {line["digest"]: line for line in self.lines() if line["size"] == [*SIZE]}
+        age = {fault: lines[fault.digest()]["checks"] == self.checks for fault in faults if fault.digest() in lines}
+        left = [fault for fault in faults if fault not in age or lines[fault.digest()]["code"] != self.code]
+        turns, ordered = Counter[tuple[bool, str]](), list[tuple[bool, int, float, Fault]]()
+        for fault in sorted(left, key=cost):
+            known = age.get(fault, False)
+            turns[known, fault.kind] += 1
+            ordered.append((known, turns[known, fault.kind], cost(fault), fault))
+        return [each[-1] for each in sorted(ordered, key=lambda each: each[:-1])]
 
     def write(self, line: Line) -> None:
-        """Add a line, in place of an earlier one of the same code, fault and seed."""
+        """Add a line, in place of an earlier one of the same fault, seed and options."""
         with _FILE:
             kept = [other for other in self.lines() if not is_same(other, line)]
-            ordered = sorted([*kept, line], key=lambda one: (one["fault"], one["seed"], one["options"], one["code"]))
+            ordered = sorted([*kept, line], key=lambda one: (one["fault"], one["seed"], one["options"]))
             text = "".join(outcome.document(one) + "\n" for one in ordered)
             temporary = self.results.with_suffix(".new")
             temporary.write_text(text, encoding="utf-8")
@@ -70,31 +85,36 @@ class Planting:
         """Return the fields of a line that say what was run."""
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         return {
-            "fault": name, "digest": digest, "commit": self.commit, "code": self.code, "date": today, "seed": seed,
-            "options": [*options],
+            "fault": name, "digest": digest, "commit": self.commit, "code": self.code, "checks": self.checks,
+            "size": [*SIZE], "date": today, "seed": seed, "options": [*options],
         }  # fmt: skip
 
     def base(self, options: Sequence[str] = (), seed: int = 0) -> tuple[Home, Line]:
-        """Return the home and the line of the undisturbed run with further `options`; the first caller computes it."""
-        name = "-".join([str(seed), *options]).replace("=", "_")
-        folder = self.work / "undisturbed" / name
+        """Return the home and the line of the undisturbed run with further `options`; the first caller computes it.
+
+        Other code and other options run in the same home, or in a copy of it, where the store has what is the same.
+        """
+        plain = self.base((), seed)[0] if options else None
+        folder = self.work / "undisturbed" / "-".join([str(seed), *options]).replace("=", "_")
+        path, command = folder / "line.json", ["run", "demo", *parted([*SIZE, f"seed={seed}", *options])]
         with _BASES:
-            if not (folder / "line.json").exists():
-                shutil.rmtree(folder, ignore_errors=True)
-                tether = Tether(copied(folder / "code"), folder / "home")
-                ended = tether("run", "demo", *parted([*SIZE, f"seed={seed}", *options]))
-                line = self._to_the_end(tether, ended, ["run", "demo", *parted([*SIZE, f"seed={seed}", *options])])
-                line |= self.about("", "", options, seed)  # type: ignore[assignment]
-                (folder / "line.json").write_text(json.dumps(line), encoding="utf-8")
+            line = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            if (line.get("code"), line.get("size")) != (self.code, [*SIZE]):
+                shutil.rmtree(folder / "code", ignore_errors=True)
+                if plain is not None and not (folder / "home").exists():
+                    plain.copy(folder / "home")
+                tether = Tether(copied(folder / "code"), folder / "home", self.environment)
+                line = self._to_the_end(tether, tether(*command), command) | self.about("", "", options, seed)
+                path.write_text(json.dumps(line), encoding="utf-8")
                 self.write(line)
-        return Home(folder / "home"), json.loads((folder / "line.json").read_text(encoding="utf-8"))
+        return Home(folder / "home"), line
 
     def plant(self, fault: Fault, seed: int = 0) -> Line:
         """Run the demo with a fault, record and return its line."""
         base, undisturbed = self.base(fault.set, seed)
         folder = self.work / "faults" / fault.name
         shutil.rmtree(folder, ignore_errors=True)
-        tether = Tether(copied(folder / "code"), base.copy(folder / "home").path)
+        tether = Tether(copied(folder / "code"), base.copy(folder / "home").path, self.environment)
         if fault.damage:
             damage(tether.home, fault.damage)
         plant(fault, tether.code)
@@ -106,6 +126,7 @@ class Planting:
         if fault.how == "resume" and "ppo" in line["digests"]:
             line["same"] = line["digests"]["ppo"] == undisturbed["digests"]["ppo"]
         line |= self.about(fault.name, fault.digest(), fault.set, seed)  # type: ignore[assignment]
+        line["beside"] = Line(metrics=outcome.kept(undisturbed["metrics"]), digests=undisturbed["digests"])
         self.write(line)
         shutil.rmtree(folder)
         return line
@@ -161,15 +182,24 @@ class Planting:
 
 
 def is_same(one: Line, other: Line) -> bool:
-    """Return whether two lines are of the same fault, code, seed and options."""
-    return all(one[name] == other[name] for name in ("fault", "code", "seed", "options"))  # type: ignore[literal-required]
+    """Return whether two lines are of the same fault, seed and options, or undisturbed and of the same size too."""
+    names = ("fault", "seed", "options") if one["fault"] else ("fault", "seed", "options", "size")
+    return all(one[name] == other[name] for name in names)  # type: ignore[literal-required]
+
+
+def cost(fault: Fault) -> float:
+    """Return about how many processor seconds a fault takes."""
+    stages = dict(zip(STAGES, (15, 30, 90, 60, 15), strict=True))
+    alone, whole = stages[fault.stage], sum(stages.values())
+    later = whole - sum(stages[name] for name in STAGES[: STAGES.index(fault.stage)])
+    return {"same": 2 * alone, "twice": whole, "resume": alone + later, "run": whole}.get(fault.how, later)
 
 
 def written_preferences(file: Path) -> list[dict[str, Any]]:
-    """Write 400 of the built-in task's pairs to `file`, as people's data would be; return them."""
+    """Write pairs of the built-in task to `file`, as people's data would be and enough for the gates; return them."""
     from components.data.support_desk.desk import SupportDeskConfig, generate
 
-    rows = generate(0, SupportDeskConfig(demonstrations=50, pairs=400))[1]
+    rows = generate(0, SupportDeskConfig(demonstrations=50, pairs=5600))[1]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return rows
 
@@ -201,6 +231,17 @@ def seeds_of(text: str) -> Iterator[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
+@contextmanager
+def shared_server() -> Iterator[dict[str, str]]:
+    """Start a Prefect server for all commands; yield the variables that name it."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = PrefectServer(Path(folder)).start()
+        try:
+            yield {"PREFECT_API_URL": server.api}
+        finally:
+            server.stop()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the arguments ask for; return 0, or 1 if a run could not be made."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -222,14 +263,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             broken.append(f"{what}: {type(error).__name__}: {error}")
             print(broken[-1], file=sys.stderr, flush=True)
 
-    with ThreadPoolExecutor(asked.jobs) as pool:
+    with shared_server() as planting.environment, ThreadPoolExecutor(asked.jobs) as pool:
         if asked.seeds:
             for seed in seeds_of(asked.seeds):
                 pool.submit(guarded, f"seed {seed}", lambda seed=seed: planting.base((), seed)[1])
         else:
-            for fault in chosen(read(), asked.only, asked.sample, planting.commit):
-                if asked.only or not planting.has(fault):
-                    pool.submit(guarded, fault.name, lambda fault=fault: planting.plant(fault))
+            faults = chosen(read(), asked.only, asked.sample, planting.commit)
+            for fault in faults if asked.only else planting.to_do(faults):
+                pool.submit(guarded, fault.name, lambda fault=fault: planting.plant(fault))
     page.write(planting.lines())
     return int(bool(broken))
 

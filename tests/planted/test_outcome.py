@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from tests.planted import outcome, page
-from tests.planted.catalogue import read
-from tests.planted.copies import Ended, Tether
+from tests.planted.catalogue import Fault, read
+from tests.planted.copies import SIZE, Ended, Tether
 from tests.planted.outcome import Line
 from tests.planted.run import Planting, chosen, seeds_of
 from tests.planted.test_catalogue import FAULT
@@ -17,11 +17,13 @@ from tests.planted.test_catalogue import FAULT
 def line(**changes: Any) -> Line:
     """A run that ended, with gold 0.5."""
     fields: dict[str, Any] = {
-        "fault": "", "digest": "", "commit": "c0ffee", "code": "c0de", "date": "2026-11-28", "seed": 0, "options": [],
+        "fault": "", "digest": "", "commit": "c0ffee", "code": "c0de", "checks": "cafe", "size": [*SIZE],
+        "date": "2026-11-28", "seed": 0, "options": [],
         "exit": 0, "stopped_at": "", "gates": [], "warned": [], "message": "", "warnings": "", "crashed": False,
         "seconds": 60.0, "wall": 90.0, "total": 60.0, "waived": [], "end": "passed", "metrics": {"policy/gold": 0.5},
         "digests": {"ppo": "aaaaaaaaaaaa", "human_eval": "bbbbbbbbbbbb"},
     }  # fmt: skip
+    fields["beside"] = {name: fields[name] for name in ("metrics", "digests")}
     return cast(Line, fields | changes)
 
 
@@ -38,6 +40,7 @@ def test_a_run_that_nothing_stops_or_warns_is_not_caught() -> None:
     [
         ({"exit": 3, "gates": ["policy.kl"]}, ["policy.kl"]),
         ({"exit": 1}, ["check"]),
+        ({"exit": 1, "message": "tether: the self-check ppo.scale failed, perhaps"}, ["self-check ppo.scale"]),
         ({"exit": 1, "crashed": True}, ["crash"]),
         ({"exit": 2}, ["config"]),
     ],
@@ -83,32 +86,39 @@ def test_a_fault_named_after_its_stage_is_named_too_late() -> None:
 @pytest.mark.parametrize(("gold", "expected"), [(0.29, "yes"), (0.31, "no"), (0.9, "no")])
 def test_gold_below_two_deviations_is_harm(gold: float, expected: str) -> None:
     fallen = line(metrics={"policy/gold": gold})
-    assert outcome.harm(FAULT, fallen, SEEDS[0], SEEDS)[0] == expected  # the limit is 0.5 - 2 x 0.1
+    assert outcome.harm(FAULT, fallen, SEEDS)[0] == expected  # the limit is 0.5 - 2 x 0.1
 
 
 def test_harm_is_unknown_without_gold_or_without_seeds() -> None:
-    assert outcome.harm(FAULT, line(metrics={}), SEEDS[0], SEEDS)[0] == "unknown"
-    assert outcome.harm(FAULT, line(), SEEDS[0], SEEDS[:1])[0] == "unknown"
+    assert outcome.harm(FAULT, line(metrics={}), SEEDS)[0] == "unknown"
+    assert outcome.harm(FAULT, line(), SEEDS[:1])[0] == "unknown"
+
+
+@pytest.mark.parametrize(("gold", "expected"), [(0.69, "yes"), (0.71, "no")])
+def test_gold_with_other_options_is_judged_by_the_run_beside_it(gold: float, expected: str) -> None:
+    fallen = line(metrics={"policy/gold": gold}, options=["a=1"], beside=line(metrics={"policy/gold": 0.9}))
+    assert outcome.harm(FAULT, fallen, [*SEEDS, line(options=["a=1"], metrics={"policy/gold": 0.9})])[0] == expected
 
 
 @pytest.mark.parametrize(("kl", "expected"), [(3.4, "no"), (3.6, "yes"), (0.0, "yes")])
 def test_a_number_off_by_more_than_its_interval_is_harm(kl: float, expected: str) -> None:
     base = line(metrics={"policy/gold": 0.5, "policy/kl": 3.0, "policy/kl_low": 2.5, "policy/kl_high": 3.5})
-    fault, reported = replace(FAULT, false_number="policy/kl"), line(metrics={"policy/gold": 0.5, "policy/kl": kl})
-    assert outcome.harm(fault, reported, base, SEEDS)[0] == expected
+    fault = replace(FAULT, false_number="policy/kl")
+    reported = line(metrics={"policy/gold": 0.5, "policy/kl": kl}, beside=base)
+    assert outcome.harm(fault, reported, SEEDS)[0] == expected
 
 
 def test_promises_are_broken_by_other_bytes_a_wrong_hit_or_a_result_with_the_fault() -> None:
     same, cache = replace(FAULT, promise="same bytes"), replace(FAULT, promise="right cache")
-    assert outcome.harm(same, line(same=False), line(), SEEDS)[0] == "yes"
-    assert outcome.harm(same, line(same=True), line(), SEEDS)[0] == "no"
-    assert outcome.harm(same, line(), line(), SEEDS)[0] == "unknown"
-    assert outcome.harm(cache, line(cached=["sft", "ppo"]), line(), SEEDS)[0] == "yes"
-    assert outcome.harm(cache, line(cached=["sft"]), line(), SEEDS)[0] == "no"
+    assert outcome.harm(same, line(same=False), SEEDS)[0] == "yes"
+    assert outcome.harm(same, line(same=True), SEEDS)[0] == "no"
+    assert outcome.harm(same, line(), SEEDS)[0] == "unknown"
+    assert outcome.harm(cache, line(cached=["sft", "ppo"]), SEEDS)[0] == "yes"
+    assert outcome.harm(cache, line(cached=["sft"]), SEEDS)[0] == "no"
     held_out = replace(FAULT, promise="held-out")
-    assert outcome.harm(held_out, line(digests={"ppo": "cccccccccccc"}), line(), SEEDS)[0] == "yes"
-    assert outcome.harm(held_out, line(), line(), SEEDS)[0] == "no"
-    assert outcome.harm(held_out, line(digests={}), line(), SEEDS)[0] == "unknown"
+    assert outcome.harm(held_out, line(digests={"ppo": "cccccccccccc"}), SEEDS)[0] == "yes"
+    assert outcome.harm(held_out, line(), SEEDS)[0] == "no"
+    assert outcome.harm(held_out, line(digests={}), SEEDS)[0] == "unknown"
 
 
 def test_false_alarms_count_runs_and_not_warnings() -> None:
@@ -127,18 +137,38 @@ def test_an_output_gives_its_error_its_warnings_and_its_crash(tmp_path: Path) ->
     assert measured["message"] == "tether: the scale is wrong. Look at the scale."
     assert measured["warnings"] == "update 1: too short." and measured["warned"] == ["components.ppo.stage"]
     assert measured["crashed"] and measured["seconds"] == 5.0
+    doubt = "01:41:00.670 | WARNING | components.gates.self_checks - the self-check ppo.gain is in doubt, perhaps\n"
+    assert outcome.measured(Tether(tmp_path, tmp_path), Ended(0, doubt, 9.0, 5.0))["warned"] == ["self-check ppo.gain"]
 
 
-def test_a_line_replaces_that_of_the_same_code_and_another_codes_stays(tmp_path: Path) -> None:
+def test_a_fault_keeps_its_newest_line_and_a_seed_one_of_each_size(tmp_path: Path) -> None:
     planting = Planting(tmp_path / "results.jsonl", tmp_path / "work")
-    for each in (line(seconds=1.0), line(code="older"), line(seconds=2.0), line(fault="a", digest=FAULT.digest())):
+    older = {"code": "older", "size": ["ppo.updates=40"]}
+    for each in (line(**older), line(fault="a", **older), line(seconds=2.0), line(fault="a", seconds=1.0)):
         planting.write(each)
     assert [(one["fault"], one["code"], one["seconds"]) for one in planting.lines()] == [
-        ("", "c0de", 2.0), ("", "older", 60.0), ("a", "c0de", 60.0),
+        ("", "older", 60.0), ("", "c0de", 2.0), ("a", "c0de", 1.0),
     ]  # fmt: skip
-    assert not planting.has(FAULT)  # its line is of other code
-    planting.code = "c0de"
-    assert planting.has(FAULT) and not planting.has(replace(FAULT, after="a * b"))
+
+
+def test_faults_without_a_line_for_todays_checks_come_first_cheap_ones_before_and_the_kinds_in_turn(
+    tmp_path: Path,
+) -> None:
+    def fault(name: str, kind: str, stage: str) -> Fault:
+        return replace(FAULT, name=name, after=name, kind=kind, stage=stage)
+
+    planting = Planting(tmp_path / "results.jsonl", tmp_path / "work")
+    faults = [
+        fault("done", "sft", "sft"), fault("other_code", "sft", "human_eval"), fault("other_checks", "sft", "reward"),
+        fault("dear", "ppo", "sft"), fault("cheap", "ppo", "human_eval"), fault("other_size", "ppo", "human_eval"),
+    ]  # fmt: skip
+    done = {"code": planting.code, "checks": planting.checks}
+    changes = done, done | {"code": "older"}, {}, done | {"size": []}
+    for each, change in zip([*faults[:3], faults[-1]], changes, strict=True):
+        planting.write(line(fault=each.name, digest=each.digest(), **change))
+    assert [each.name for each in planting.to_do(faults)] == [
+        "cheap", "other_checks", "other_size", "dear", "other_code",
+    ]  # fmt: skip
 
 
 def test_a_sample_depends_on_the_commit_alone_and_an_unknown_name_is_refused() -> None:
