@@ -18,10 +18,9 @@ from components.base.strict_json import BadJson, parse_json
 from components.base.text import counted, line
 from components.data.rows import blank, unclean
 from components.data.words import folded
+from components.evaluation.config import SHIPPED
 from components.evaluation.probe_rules import Decision, RuleName, decide
 
-SHIPPED = ("over_refusal", "harmful", "false_premises", "over_promising")
-"""Names of the probes that come with Tether."""
 FEWEST = 20
 """Prompts below which a probe's rate is too coarse for a gate, and reading it warns."""
 _NAMES = f"a probe's file, or one of {', '.join(SHIPPED)}"

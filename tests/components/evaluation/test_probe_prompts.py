@@ -12,8 +12,8 @@ import pytest
 from sklearn.metrics import cohen_kappa_score
 
 from components.base.errors import Mistakes, UserError
+from components.evaluation.config import SHIPPED
 from components.evaluation.probe_prompts import (
-    SHIPPED,
     Probe,
     agreement_with_labels,
     examine_probe,
