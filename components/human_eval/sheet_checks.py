@@ -54,7 +54,8 @@ class Authors:
             numbers = (
                 f"{len(one)} replies have {fmean(one):.3f} and {fmean(other):.3f} nats by the two models on average"
             )
-            if one == other and all(filecmp.cmp(*files, shallow=False) for files in zip(*self._files, strict=False)):
+            pairs = zip(*self._files, strict=False)
+            if one == other and all(filecmp.cmp(sft, policy, shallow=False) for sft, policy in pairs):
                 self._checks.skip("human_eval.authors", "the policy's weights are SFT's")
             else:
                 self._checks.judge("human_eval.authors", one != other, numbers)
