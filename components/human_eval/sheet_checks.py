@@ -32,7 +32,8 @@ class Authors:
         """Measure the log-probability of the same few responses, by the model that gave the `responses`.
 
         Raises:
-            CheckFailed: for the second model, if it gives all of them exactly the probabilities of the first one.
+            CheckFailed: for the second model, if it gives all of them exactly the probabilities of the first one in
+                float32, and its files are others.
         """
         import torch
 
@@ -58,7 +59,8 @@ class Authors:
             if one == other and all(filecmp.cmp(sft, policy, shallow=False) for sft, policy in pairs):
                 self._checks.skip("human_eval.authors", "the policy's weights are SFT's")
             else:
-                self._checks.judge("human_eval.authors", one != other, numbers)
+                exact = self._job.runtime.dtype == "float32"  # a small difference of weights may vanish in bfloat16
+                self._checks.judge("human_eval.authors", one != other, numbers, fails=exact)
 
 
 def check_sheet(
