@@ -5,8 +5,6 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, field_validator
 
-from components.base.nested import flatten
-
 
 class Settings(BaseModel):
     """A frozen group of options. Docstrings under the fields become their descriptions. Numbers are finite, since keys
@@ -76,18 +74,4 @@ def keyed_values(
             out[name] = [keyed_values(element) for element in value]
         else:
             out |= settings.model_dump(mode="json", include={name})
-    return out
-
-
-def unkeyed_values(
-    settings: BaseModel, uses: Callable[[str], bool] | None = None, prefix: str = ""
-) -> dict[str, JsonValue]:
-    """Return the values of `settings` that are in no key, by dotted name. Arguments as for `keyed_values`."""
-    out: dict[str, JsonValue] = {}
-    uses = uses or (settings.uses if isinstance(settings, Settings) else lambda option: True)
-    for name, field in type(settings).model_fields.items():
-        if field.json_schema_extra == {"keyed": False} or not uses(prefix + name):
-            out |= flatten(settings.model_dump(mode="json", include={name}), prefix)
-        elif isinstance(value := getattr(settings, name), BaseModel):
-            out |= unkeyed_values(value, uses, f"{prefix}{name}.")
     return out

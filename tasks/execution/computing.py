@@ -20,7 +20,7 @@ from pathlib import Path
 
 from components.base.errors import UserError, naming
 from components.base.files import make_folder, sync
-from components.base.settings import Settings, unkeyed_values
+from components.base.settings import Settings
 from components.keys.changes import KeyParts
 from components.keys.code_version import code_version
 from components.models.runtime import activate, cpu_instruction_set, release_memory
@@ -30,6 +30,7 @@ from components.store.store import ArtifactStore, Miss, Record
 from tasks import rank_processes
 from tasks.execution import logs, plots
 from tasks.execution.attempts import time_limit
+from tasks.execution.keying import unkeyed_values
 from tasks.result import Input, InputChanged
 from tasks.runs.points import Point, Spool, read_points
 from tasks.stages import Run, Stage

@@ -1,11 +1,12 @@
 """Explain why a stage was computed, or which run's result was reused. Made at the look-up, stored in the status."""
 
-from components.base.settings import Settings, unkeyed_values
+from components.base.settings import Settings
 from components.base.text import line
 from components.keys import changes as key_changes
 from components.keys.changes import Change, KeyParts
 from components.store.store import ArtifactStore, Miss, Record
 from tasks.execution.computing import ASKED
+from tasks.execution.keying import unkeyed_values
 from tasks.runs.explained import Changed, Explanation, Hit, Missed, RecordName
 from tasks.runs.status import RunStatus
 

@@ -9,9 +9,10 @@ import pytest
 from pydantic import BaseModel
 
 from components.base.nested import flatten
-from components.base.settings import Settings, keyed_values, unkeyed_values
+from components.base.settings import Settings, keyed_values
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
+from tasks.execution.keying import unkeyed_values
 from tasks.stages import STAGES
 from tests.reference import _models
 
