@@ -27,10 +27,11 @@ CHECKS = (
 SIZE = (
     "ppo.updates=16", "ppo.kl.horizon=1.25", "ppo.kl.coefficient=0.2", "ppo.kl.target=2.5", "ppo.checkpoint_every=4",
 )  # fmt: skip
-"""Of the demo's 40 updates 16. The horizon lets the controller still reach its target; with the demo's coefficient of
-0.1 KL overshoots to 4.3 nats, and the gate `policy.kl_beyond_ceiling` stops one of two seeds. With 0.2 both end at 3.0
-nats with gold 0.54 and 0.47 (SFT: -0.81 and -0.87), and every gate that stops passes; the lower target keeps the
-coefficient from falling to the end. Checkpoints change nothing."""
+"""Of the demo's 40 updates 16. The horizon lets the controller still reach its target. Tuned on seeds 0 and 1 for gates
+that hold and a gold clearly above SFT's (-0.8): with the demo's coefficient of 0.1 KL overshoots to 4.3 nats, and
+`policy.kl_beyond_ceiling` stops seed 1; with 0.2 both end at 3.0 with gold 0.54 and 0.47, but the coefficient falls to
+the end, which is an alarm on seed 0; with the lower target seed 0 raises none (3.5 nats, gold 0.62). Checkpoints change
+nothing."""
 TASK = "components/data/support_desk"
 PLANTED = """
 

@@ -28,8 +28,8 @@ COLUMNS = """\
 - **Harm**: gold falls by 2 standard deviations of the undisturbed seeds below their mean (below the undisturbed run, if
   fewer than three seeds have the fault's own options); or a number in report, gate or card is false by more than its
   interval; or a promise is broken (same bytes, right cache, held-out data is held out, rated texts are the policy's,
-  raters are blind). It is unknown if the run stopped before it could be measured. Gold is
-  measured by the code with the fault.
+  raters are blind). It is unknown if the run stopped before it could be measured; then the page says what was expected
+  when the list was written, and the counts take that. Gold is measured by the code with the fault.
 - **Caught by**: the gates or the self-check that stopped the run, another `check` (an error that says what is wrong), a
   `crash` (a stack trace), a refused `config`, or an alarm or warning; gates, alarms and warnings only if no undisturbed
   run has them.
@@ -69,6 +69,17 @@ class Row(NamedTuple):
         """Return whether anything stopped it or raised an alarm."""
         return bool(self.by)
 
+    @property
+    def harmful(self) -> bool:
+        """Return whether it did harm; if it was stopped before that could be measured, whether harm was expected."""
+        return self.harm == "yes" or (self.harm == "unknown" and self.fault.harm == "yes")
+
+    @property
+    def harm_text(self) -> str:
+        """Return the harm with its reason; if it is unknown, also what was expected."""
+        expected = f" (expected: {self.fault.harm})" if self.harm == "unknown" else ""
+        return f"{self.harm}{expected}: {self.why}"
+
 
 def rows_of(faults: Sequence[Fault], lines: Sequence[Line]) -> list[Row]:
     """Return a row for each fault that has a line of its present digest."""
@@ -90,15 +101,15 @@ def rows_of(faults: Sequence[Fault], lines: Sequence[Line]) -> list[Row]:
 
 def shares(rows: Sequence[Row]) -> str:
     """Return the sentences with the numbers that the project promises."""
-    harmful = [row for row in rows if row.harm == "yes"]
+    harmful, unknown = [row for row in rows if row.harmful], sum(row.harm == "unknown" for row in rows)
+    expected = sum(row.harmful and row.harm == "unknown" for row in rows)
     caught, named = sum(row.caught for row in harmful), sum(row.named for row in rows)
-    unknown = sum(row.harm == "unknown" for row in rows)
-    harmless = len(rows) - len(harmful) - unknown
+    none = sum(row.harm == "no" for row in rows)
     return (
-        f"Of {len(rows)} faults {len(harmful)} do harm, {harmless} do none, and of {unknown} the harm is unknown. "
-        f"Of those that do harm, {caught} of {len(harmful)} were stopped or raised an alarm. "
-        f"Of all, {named} of {len(rows)} were named: stopped or alarmed at the right stage, by a message with a word "
-        "of the cause."
+        f"Of {len(rows)} faults {len(harmful) - expected} did harm, {none} did none, and {unknown} were stopped before "
+        f"it could be measured; {expected} of these were expected to do harm when the list was written. Of the "
+        f"{len(harmful)} that did harm or were expected to, {caught} were stopped or raised an alarm. Of all, {named} "
+        f"of {len(rows)} were named: stopped or alarmed at the right stage, by a message with a word of the cause."
     )
 
 
@@ -110,7 +121,7 @@ def _result(row: Row) -> tuple[str, ...]:
         "policy/gold", "policy/kl", "human_eval/win_rate")]  # fmt: skip
     seconds = f"{row.line['seconds']:.0f}"
     commit = row.line["commit"][:8]
-    return row.fault.name, f"{row.harm}: {row.why}", by, row.stage or "-", how, seconds, *numbers, end, commit
+    return row.fault.name, row.harm_text, by, row.stage or "-", how, seconds, *numbers, end, commit
 
 
 def text_of(faults: Sequence[Fault], lines: Sequence[Line]) -> str:
@@ -135,7 +146,7 @@ def _head(faults: Sequence[Fault], rows: Sequence[Row], plain: Sequence[Line]) -
 
 def _counts(kind: str, faults: int, rows: Sequence[Row]) -> tuple[str, ...]:
     own = [row for row in rows if row.fault.kind == kind]
-    harmful = [row for row in own if row.harm == "yes"]
+    harmful = [row for row in own if row.harmful]
     counts = faults, len(own), len(harmful), sum(row.caught for row in harmful), sum(row.named for row in own)
     return (kind, *map(str, counts))
 
@@ -168,7 +179,7 @@ def _tables(rows: Sequence[Row], plain: Sequence[Line]) -> Iterator[str]:
 def _foot(faults: Sequence[Fault], rows: Sequence[Row]) -> Iterator[str]:
     yield "## What nothing catches\n"
     silent = [row for row in rows if not row.caught]
-    yield from (f"- `{row.fault.name}` ({row.harm}: {row.why})" for row in silent)
+    yield from (f"- `{row.fault.name}` ({row.harm_text})" for row in silent)
     yield "" if silent else "Every fault that was run was stopped or raised an alarm.\n"
     missing = [fault for fault in faults if fault.name not in {row.fault.name for row in rows}]
     if missing:

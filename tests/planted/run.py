@@ -132,17 +132,22 @@ class Planting:
         return line
 
     def _to_the_end(self, tether: Tether, ended: Ended, command: Sequence[str]) -> Line:
-        """Return the line of a run, which is run again with its failed gates waived until it ends or breaks."""
+        """Return the line of a run, which is run again with its failed gates waived until it ends or breaks.
+
+        A `rerun` would compute its stage again, so it goes on with the stage after the one that stopped.
+        """
         line, spent, waived = outcome.measured(tether, ended), ended.cpu, list[str]()
-        last = line
+        last, end_at = line, command[command.index("--until") + 1] if "--until" in command else STAGES[-1]
         while ended.code == 3 and (new := [gate for gate in last["gates"] if gate not in waived]):
             waived += new
-            if last["stopped_at"] == STAGES[-1]:  # with these gates waived the run would end
+            if last["stopped_at"] == end_at:  # with these gates waived the run would end
                 break
+            if command[0] == "rerun":
+                command = ["rerun", STAGES[STAGES.index(last["stopped_at"]) + 1], "--from", ended.run]
             gates = [part for gate in waived for part in ("--waive", gate)]
             ended = tether(*command, *gates, "--because", "planted fault: what would follow")
             last, spent = outcome.measured(tether, ended), spent + ended.cpu
-        ends = not ended.code or (ended.code == 3 and last["stopped_at"] == STAGES[-1])
+        ends = not ended.code or (ended.code == 3 and last["stopped_at"] == end_at)
         end = "passed" if ends else f"exit {ended.code} at {last['stopped_at']}"
         more = {name: last[name] for name in ("metrics", "digests")}  # type: ignore[literal-required]
         return Line(**{**line, **more, "waived": waived, "end": end, "total": round(spent, 1)})
