@@ -138,7 +138,10 @@ def test_an_output_gives_its_error_its_warnings_and_its_crash(tmp_path: Path) ->
     assert measured["warnings"] == "update 1: too short." and measured["warned"] == ["components.ppo.stage"]
     assert measured["crashed"] and measured["seconds"] == 5.0
     doubt = "01:41:00.670 | WARNING | components.gates.self_checks - the self-check ppo.gain is in doubt, perhaps\n"
-    assert outcome.measured(Tether(tmp_path, tmp_path), Ended(0, doubt, 9.0, 5.0))["warned"] == ["self-check ppo.gain"]
+    noted = f"{doubt}  12.5 s  validate: the same key gave different bytes before (fab0f6f31a2b): a step is not determi"
+    warned = outcome.measured(Tether(tmp_path, tmp_path), Ended(0, noted, 9.0, 5.0))["warned"]
+    assert warned == ["self-check ppo.gain", "bytes of validate"]
+    assert outcome.caught_by(line(warned=warned[1:]), SEEDS) == (["bytes of validate"], "validate")
 
 
 def test_a_fault_keeps_its_newest_line_and_a_seed_one_of_each_size(tmp_path: Path) -> None:
