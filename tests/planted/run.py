@@ -18,6 +18,7 @@ import datetime
 import json
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -154,7 +155,9 @@ class Planting:
 
     def _resumed(self, fault: Fault, tether: Tether, whole: Sequence[str], again: Sequence[str]) -> Line:
         ended = tether(*again, interrupted_after=INTERRUPTED)
-        if ended.code not in (130, 0):
+        if not ended.code:
+            raise RuntimeError("the run ended before it could be interrupted")
+        if ended.code != 130:
             return self._to_the_end(tether, ended, again)
         return self._to_the_end(tether, tether(*again), again)
 
@@ -268,6 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             broken.append(f"{what}: {type(error).__name__}: {error}")
             print(broken[-1], file=sys.stderr, flush=True)
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
     with shared_server() as planting.environment, ThreadPoolExecutor(asked.jobs) as pool:
         if asked.seeds:
             for seed in seeds_of(asked.seeds):
