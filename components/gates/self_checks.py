@@ -35,7 +35,7 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "`data_contracts/published_splits.py` and the folders `pairs.*` of the artifact",
     ),
     "validate.shares": SelfCheck(
-        "The share of the distinct prompts in each split, with `data.split`; it warns beyond 5 standard errors.",
+        "The share of the distinct prompts in each split, with that of the config; it warns beyond 5 standard errors.",
         "prompts are not split by their hash, or the rows that `data.sources` leaves out are of certain splits",
         "`split_of` in `components/data/splits.py`",
     ),

@@ -153,7 +153,6 @@ class StageFacts:
 
         The median is hardly affected by a step during which the machine was busy, or by the first step, which compiles.
         """
-
         def measured(name: str) -> list[float]:  # a direct method's metrics are called direct/...
             return [y for metric, curve in self.curves.items() if metric.endswith(name) for _, y in curve]
 
@@ -353,10 +352,7 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         simulated=simulated_note(values),
         stages=list(stages.values()),
         verdict=run_verdict(
-            status,
-            values,
-            labels,
-            model_name(str(values.get("project", "")), "policy"),
+            status, values, labels, model_name(str(values.get("project", "")), "policy"),
             Sent.load(home / "runs" / status.run).decision,
         ),
         gates=sorted(

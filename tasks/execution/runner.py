@@ -93,10 +93,7 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
     refresh = stage.name in ctx.reuse.refresh
     stored = look_up(ctx.store, key, refresh, ctx.run, pinned)
     if isinstance(stored, Record):
-        differing = [] if pinned is not None else explanation.unkeyed_changes(stored, job)
-        _explain(stage, ctx, Hit(run=stored.run, pinned=pinned is not None, differing=differing))
-        if differing:
-            ctx.say(f"{stage.name}: not in its key, and different in run {stored.run}: {in_a_line(differing)}")
+        _explain_hit(stage, job, ctx, stored, pinned is not None)
         return _result(stage, stored, inputs, ctx, True, started)
     if pinned is not None:  # today's code must not publish under a key of other code
         raise UserError(
@@ -114,7 +111,7 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
         if pool is None:
             record, here = compute_once(work, ctx.store, show, ctx.say, refresh)
             if not here:
-                _explain(stage, ctx, Hit(run=record.run))
+                _explain_hit(stage, job, ctx, record)
                 return _result(stage, record, inputs, ctx, True, started)
         else:
             # The worker holds the key's lock, never the caller.
@@ -143,6 +140,14 @@ def _explain(stage: Stage, ctx: RunContext, why: Explanation) -> None:
     its_own = isinstance(why, Hit) and why.run == ctx.run
     if not its_own or stage.name not in earlier:
         ctx.status.update(stage.group, explained={**earlier, stage.name: why})
+
+
+def _explain_hit(stage: Stage, job: Settings, ctx: RunContext, record: Record, pinned: bool = False) -> None:
+    """Record that a (sub-)stage was taken from a record, and say which options differ that are in no key."""
+    differing = [] if pinned else explanation.unkeyed_changes(record, job)
+    _explain(stage, ctx, Hit(run=record.run, pinned=pinned, differing=differing))
+    if differing:
+        ctx.say(f"{stage.name}: not in its key, and different in run {record.run}: {in_a_line(differing)}")
 
 
 @contextmanager

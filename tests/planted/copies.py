@@ -21,7 +21,8 @@ from tests.planted.catalogue import ROOT, Fault, edited
 PACKAGES = ("components", "data_contracts", "flows", "tasks")
 CHECKS = (
     "components/gates", "components/ppo/monitors", "components/reward/evaluation", "components/training/loop.py",
-    "data_contracts", "flows/config/profiles/demo.yaml",
+    "components/human_eval/sheet_checks.py", "components/reward/substages/sheet_scores.py", "data_contracts",
+    "flows/config/profiles/demo.yaml",
 )  # fmt: skip
 """Where self-checks, gates, alarms and their thresholds are."""
 SIZE = (
