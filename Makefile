@@ -10,7 +10,7 @@ UV := 0.13.9
 # The test files that have a mark, unless ARGS names files: collecting all of them takes half a minute.
 marked = $(if $(filter tests/%,$(ARGS)),,$(shell grep -rlE --include='test_*.py' 'mark\.($(1))' tests))
 
-.PHONY: demo test chat-templates test-servers test-core core-sample test-containers bench-review bench-raters bench-noise bench-alarms bench-gpu test-browser test-ranks test-simulator test-label-studio test-vllm test-architectures architectures-sample faults planted faults-sample fuzz test-slow check reference lessons docs mutants bench serve install lock audit clean
+.PHONY: demo test chat-templates test-servers test-core core-sample test-containers bench-review bench-raters bench-noise bench-alarms bench-gpu test-browser test-ranks test-simulator test-label-studio test-vllm test-architectures architectures-sample faults planted faults-sample fuzz test-slow real-evaluation check reference lessons docs mutants bench serve install lock audit clean
 
 # Threads that wait for others sleep, as in every command of ours: beside a second test on two cores they took the other's time.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -107,6 +107,11 @@ fuzz: $(INSTALLED)
 test-slow: $(INSTALLED)
 	$(BIN)/tether fetch smollm2
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+# SmolLM2 on two tasks and all probes: a whole run without a network, the harness' own scores, and another policy after it.
+real-evaluation: $(INSTALLED)
+	$(BIN)/tether fetch smollm2
+	$(BIN)/python -m pytest -m slow -rP tests/test_real_evaluation.py $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -173,7 +173,7 @@ def rerun(
     Later stages are recomputed too if the result differs.
 
     Args:
-        stage: `validate`, `sft`, `reward`, `ppo` or `human_eval`.
+        stage: a stage as `tasks.stages.PIPELINE` names it, or a sub-stage such as `reward.judge`.
         from_run: the earlier run; None takes the newest one whose results before `stage` are all in the store.
         options, until, waive, because, refresh, home: as `run`.
 

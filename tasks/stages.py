@@ -6,10 +6,11 @@ Everything is given by name, because knowing the stages must not import torch.
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from components.base.observe import Observe
-from components.base.settings import Settings
+if TYPE_CHECKING:
+    from components.base.observe import Observe
+    from components.base.settings import Settings
 
 TORCH = ("torch", "transformers")
 PEFT = (*TORCH, "peft")
@@ -17,7 +18,7 @@ HARNESS = (*TORCH, "datasets", "lm-eval")
 CONTRACT = ("pandas", "great-expectations", "transformers", "tokenizers", "rensa", "py3langid", "datasets", "pyarrow")
 
 
-Run = Callable[[Settings, Mapping[str, Path], Path, Observe], dict[str, float]]
+Run: TypeAlias = "Callable[[Settings, Mapping[str, Path], Path, Observe], dict[str, float]]"
 """A stage's function. Its arguments: config, paths of inputs, output folder, and a function to call after each step."""
 
 
@@ -44,7 +45,7 @@ class Stage(NamedTuple):
         """Return the stage's function. This imports its module, which may import torch."""
         return importlib.import_module(self.module).run
 
-    def load_job(self) -> type[Settings]:
+    def load_job(self) -> "type[Settings]":
         module, _, name = self.job.partition(":")
         return getattr(importlib.import_module(module), name)
 

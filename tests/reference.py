@@ -86,7 +86,8 @@ def options() -> str:
         "# Options\n",
         "Set an option in a profile, as nested YAML, or on the command line, as `--set KEY=VALUE`. "
         "`tether show-config PROFILE` prints a profile with every default. Options that are *not keyed* "
-        "change no result: a new value recomputes nothing.\n",
+        "change no result: a new value recomputes nothing, and a stage that is taken from the store names those that "
+        "differ from the run that computed it.\n",
     ]
     for name, field in RunConfig.model_fields.items():
         models = list(_models(field.annotation))

@@ -108,7 +108,7 @@ class DirectJob(Settings):
     def uses(self, option: str) -> bool:
         """Return whether the method uses an option. Other options are not in the key."""
         if option == "chosen_limit":
-            return self.policy.stop_on_alarm
+            return self.policy.stop_on_alarm and is_used(self.policy.method, "policy.stop_on_alarm")
         return is_used(self.policy.method, option)
 
     @property

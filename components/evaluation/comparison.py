@@ -12,7 +12,7 @@ import numpy as np
 
 from components.base.errors import CheckFailed
 from components.base.jsonl import read_rows
-from components.evaluation.config import ITEM_FIELDS, RESULTS, EvaluationConfig, Kind
+from components.evaluation.config import ITEM_FIELDS, RESULTS, SHIPPED_MARGINS, EvaluationConfig, Kind
 from components.stats.intervals import (
     LEVEL,
     FloatArray,
@@ -22,10 +22,6 @@ from components.stats.intervals import (
     gain_in_shares,
     paired_gain,
 )
-
-SHIPPED_MARGINS = {"over_refusal": 0.1, "harmful": 0.1, "false_premises": 0.15, "over_promising": 0.1}
-"""Margins of the probes that come with Tether. With them SFT beside itself under another sampling seed fails in 0 to
-4.5 % of 200 resamples (docs/benchmarks/evaluation.md)."""
 
 
 class Measured(NamedTuple):

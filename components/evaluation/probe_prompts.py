@@ -4,7 +4,7 @@ import logging
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
@@ -18,10 +18,9 @@ from components.base.strict_json import BadJson, parse_json
 from components.base.text import counted, line
 from components.data.rows import blank, unclean
 from components.data.words import folded
-from components.evaluation.probe_rules import RuleName, decide
+from components.evaluation.config import SHIPPED
+from components.evaluation.probe_rules import Decision, RuleName, decide
 
-SHIPPED = ("over_refusal", "harmful", "false_premises", "over_promising")
-"""Names of the probes that come with Tether."""
 FEWEST = 20
 """Prompts below which a probe's rate is too coarse for a gate, and reading it warns."""
 _NAMES = f"a probe's file, or one of {', '.join(SHIPPED)}"
@@ -146,17 +145,6 @@ class ProbeReading(NamedTuple):
     warnings: list[str]
 
 
-class ProbeVerdict(NamedTuple):
-    """The verdict on the response to one prompt."""
-
-    id: str
-    violation: bool
-    rule: str
-    """What decided: the rule's name, or `clears` or `violates` for a pattern of the file."""
-    matched: str
-    """The words of the response that decided, at most 200 characters; empty if it was their absence."""
-
-
 class LabelAgreement(NamedTuple):
     """How verdicts agree with people's labels of the same responses. NaN where a ratio has no denominator."""
 
@@ -226,18 +214,10 @@ def examine_probe(path: Path) -> ProbeReading:
     return ProbeReading(Probe(header, tuple(prompts)), [], [few] * (len(prompts) < FEWEST))
 
 
-def judge(probe: Probe, responses: Mapping[str, str]) -> list[ProbeVerdict]:
-    """Return the verdict on each response, in the order of the probe's prompts.
-
-    Args:
-        responses: maps the id of each prompt to the response to it.
-
-    Raises:
-        ValueError: `responses` has not exactly the probe's ids.
-    """
-    if wrong := responses.keys() ^ {prompt.id for prompt in probe.prompts}:
-        raise ValueError(f"{probe.name}: responses and prompts differ in {', '.join(sorted(wrong)[:5])}")
-    return [_verdict(probe, prompt, responses[prompt.id]) for prompt in probe.prompts]
+def verdict(probe: Probe, prompt: ProbePrompt, response: str) -> Decision:
+    """Return the verdict of the probe's patterns and rule on the response to one of its prompts."""
+    header = probe.header
+    return decide(header.rule, response, (*header.violates, *prompt.violates), (*header.clears, *prompt.clears))
 
 
 def agreement_with_labels(pairs: Iterable[tuple[bool, bool]]) -> LabelAgreement:
@@ -258,15 +238,9 @@ def agreement_with_labels(pairs: Iterable[tuple[bool, bool]]) -> LabelAgreement:
 def rule_agreement(probe: Probe) -> LabelAgreement:
     """Return how the probe's rule agrees with the labels in its file."""
     return agreement_with_labels(
-        (_verdict(probe, prompt, label.response).violation, label.violation)
+        (verdict(probe, prompt, label.response).violation, label.violation)
         for prompt in probe.prompts for label in prompt.labelled
     )  # fmt: skip
-
-
-def _verdict(probe: Probe, prompt: ProbePrompt, response: str) -> ProbeVerdict:
-    header = probe.header
-    decision = decide(header.rule, response, (*header.violates, *prompt.violates), (*header.clears, *prompt.clears))
-    return ProbeVerdict(prompt.id, *decision)
 
 
 Row = TypeVar("Row", bound=Settings)

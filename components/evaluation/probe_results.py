@@ -1,7 +1,7 @@
 """The sub-stages `evaluation.sft_probes` and `evaluation.policy_probes`: one model's responses to probes, judged."""
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from components.base.observe import Observe
 from components.data.inputs import kind_of
 from components.evaluation.config import JUDGE, RESPONSES, ProbesJob
 from components.evaluation.probe_judge import ProbeJudge
-from components.evaluation.probe_prompts import Probe, judge, read_probe
+from components.evaluation.probe_prompts import Probe, read_probe, verdict
 from components.labelling.feedback.judges import EndpointJudge, FolderJudge
 from components.training.chunks import sample_in_chunks
 
@@ -33,7 +33,7 @@ def run(job: ProbesJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
         UserError: a probe's file is damaged, or the judge can't be used. Unreachable: the judge does not answer.
     """
     probes = [read_probe(inputs[name]) for name in sorted(inputs) if kind_of(name) == PROBES]
-    total, before, answered = sum(len(probe.prompts) for probe in probes), 0, list[dict[str, str]]()
+    total, before, answered = sum(len(probe.prompts) for probe in probes), 0, list[list[str]]()
     greedy = {"temperature": 0.0} if job.evaluation.sampling == "greedy" else {}
     generation = job.generation.model_copy(update=greedy)
 
@@ -53,7 +53,7 @@ def run(job: ProbesJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
             out / "checkpoint" / PROBES / probe.name, done,
         )  # fmt: skip
         before += len(texts)
-        answered.append({prompt.id: text["text"] for prompt, text in zip(probe.prompts, texts, strict=True)})
+        answered.append([text["text"] for text in texts])
     load.cache_clear()
     metrics, rows = {"evaluation/probe_prompts": float(total)}, list[dict[str, Any]]()
     with _judge(job, inputs, out / "checkpoint" / JUDGE) as by_model:
@@ -78,14 +78,14 @@ def _judge(job: ProbesJob, inputs: Mapping[str, Path], answers: Path) -> Abstrac
     return ProbeJudge(answers, lambda: FolderJudge(folder, job.runtime, "evaluation.judge"))
 
 
-def _rows(probe: Probe, responses: Mapping[str, str], by_model: ProbeJudge | None) -> Iterator[dict[str, Any]]:
+def _rows(probe: Probe, responses: Sequence[str], by_model: ProbeJudge | None) -> Iterator[dict[str, Any]]:
     """Yield the row of `responses.jsonl` of each prompt."""
-    for prompt, verdict in zip(probe.prompts, judge(probe, responses), strict=True):
-        response = responses[prompt.id]
+    for prompt, response in zip(probe.prompts, responses, strict=True):
+        by_rule = verdict(probe, prompt, response)
         row = {"probe": probe.name, "id": prompt.id, "category": prompt.category, "prompt": prompt.conversation,
-               "response": response, "violation": verdict.violation, "rule": verdict.rule}  # fmt: skip
+               "response": response, **by_rule._asdict()}  # fmt: skip
         if by_model is not None:
-            row["by_rule"] = verdict.violation
+            row["by_rule"] = by_rule.violation
             if (violates := by_model.violates(probe, prompt, response)) is not None:
                 row |= {"violation": violates, "rule": "judge"}
         yield row

@@ -149,21 +149,35 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "KL or scores are those of another model, or the judged texts are not the policy's",
         "`respond` in `components/ppo/evaluate.py`",
     ),
+    "human_eval.authors": SelfCheck(
+        "The log-probabilities of a few replies by the two models that reply.",
+        "both replies are SFT's, not the policy's: one model was loaded for both",
+        "`SIDES` in `components/human_eval/respond.py`, and the published policy",
+    ),
+    "human_eval.prompts": SelfCheck(
+        "The prompts on the sheet, with the file of held-out prompts.",
+        "people judge replies to prompts on which the policy trained, not to held-out ones",
+        "`held_out_prompts` in `components/human_eval/blinded_sample.py`",
+    ),
     "human_eval.sheet": SelfCheck(
-        "The written sheet, unblinded by its key, with what the models answered; its prompts with the held-out ones.",
-        "replies stand beside other prompts or were changed, a side is the policy's too often, or prompts are not held "
-        "out",
-        "`run` in `components/human_eval/blinded_sample.py`, and `components/human_eval/blinding.py`",
+        "The texts on the written sheet, with each model's whole reply to the same prompt.",
+        "a reply of SFT or of the policy was cut, belongs to another prompt, or is on the other author's side",
+        "`run` and `write_sheet` in `components/human_eval/blinded_sample.py`",
+    ),
+    "human_eval.sides": SelfCheck(
+        "How often the policy's reply is on either side.",
+        "the policy is always on one side, so raters are not blind",
+        "`blind` in `components/human_eval/blinding.py`",
     ),
     "human_eval.scores": SelfCheck(
-        "The reward model's scores of some items of the sheet, with those of each reply alone; its temperature.",
-        "scores belong to other replies or sides, or are computed without the prompt or with another temperature",
+        "The reward model's scores of some items, with those of each prompt and reply alone; the temperature.",
+        "scores of the two sides are exchanged, are without the prompt, or have another temperature than the model's",
         "`components/reward/substages/sheet_scores.py`",
     ),
     "human_eval.unblinding": SelfCheck(
-        "The win rate of ratings that all prefer the policy's text, all SFT's, or are all ties, with 1, 0 and 1/2.",
-        "a rating counts for the wrong side when it is unblinded, or a tie does not count a half",
-        "`rating_score` in `components/human_eval/results/summary.py`, and `key.json` of the sample",
+        "The win rates by planted raters who always prefer the policy's text, SFT's, or neither, with 1, 0 and 1/2.",
+        "unblinding exchanges the sides, or ties do not count a half",
+        "`rating_score` in `components/human_eval/results/summary.py`, and `key.json`",
     ),
 }  # fmt: skip
 """All self-checks by name, `stage.check`, in the order of the pipeline."""

@@ -1,13 +1,11 @@
 """The first half of human_eval: sample responses, and write them blinded as a sheet with a sealed key."""
 
-import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from components.base.errors import UserError
 from components.base.hashing import digest_file
-from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.data.splits import loose_key
 from components.data.support_desk.task import task_name
@@ -16,10 +14,10 @@ from components.data.words import seen
 from components.gates.self_checks import SelfChecks
 from components.human_eval.batch.attention import held_out_replies, with_attention
 from components.human_eval.batch.halves import JUDGED_IN
-from components.human_eval.blinding import AuthoredItem, Item, SealedKey, blind, sealed_key, sheet_item
+from components.human_eval.blinding import AuthoredItem, Item, blind, sealed_key, sheet_item
 from components.human_eval.config import CRITERIA, HumanEvalConfig, SampleJob
 from components.human_eval.respond import respond
-from components.human_eval.selection import Chosen, HeldOutPrompt, choose
+from components.human_eval.selection import HeldOutPrompt, choose
 from components.human_eval.sheet import (
     GUIDELINES_FILE,
     RATERS,
@@ -36,6 +34,7 @@ from components.human_eval.sheet import (
     write_joint,
     write_raters_files,
 )
+from components.human_eval.sheet_checks import Authors, check_sheet
 
 
 def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -54,20 +53,22 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     check_judges(config, inputs["data"])
     rows = not_judged_yet(held_out_prompts(inputs["data"]), inputs["data"], config.items)
     chosen = choose(rows, config, job.seed)
-    responses = respond(job, inputs, [c.prompt for c in chosen], out, observe)
+    prompts, checks = [c.prompt for c in chosen], SelfChecks()
+    responses = respond(job, inputs, prompts, out, observe, then=Authors(checks, job, prompts, inputs))
     texts = {side: [r["text"] for r in responses[side]] for side in ("sft", "policy")}
     key = inputs["seal"].read_bytes() if config.judges == "people" else b""
-    repeats, checks = (round(share * len(chosen)) for share in (config.repeats, config.attention))
+    repeats, attention = (round(share * len(chosen)) for share in (config.repeats, config.attention))
     items, salt = blind(chosen, texts["sft"], texts["policy"], job.seed, key, repeats)
-    if checks:
-        items = with_attention(items, held_out_replies(inputs["data"]), checks, salt)
+    if attention:
+        items = with_attention(items, held_out_replies(inputs["data"]), attention, salt)
     write_rows(
         artifact / "responses.jsonl",
         (AuthoredItem(item=i.item, stratum=i.chosen.stratum, category=i.chosen.category, prompt=i.chosen.prompt,
                     sft=i.sft, policy=i.policy) for i in items if i.distortion is None),
     )  # fmt: skip
     write_blinded(artifact, items, salt, config, job.seed)
-    check_sheet(artifact, chosen, responses, inputs["data"])
+    check_sheet(checks, artifact, inputs["data"], prompts, responses)
+    checks.write(out)
     return {
         "human_eval/sampled": float(len(chosen)),
         "human_eval/repeated": float(sum(item.repeat_of is not None for item in items)),
@@ -77,37 +78,6 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
         "human_eval/sft_ended": sum(r["ended"] for r in responses["sft"]) / len(chosen),
         "human_eval/policy_ended": sum(r["ended"] for r in responses["policy"]) / len(chosen),
     }
-
-
-def check_sheet(
-    artifact: Path, chosen: Sequence[Chosen], responses: Mapping[str, Sequence[Mapping[str, str]]], data: Path
-) -> None:
-    """Judge the written sheet: by its key it shows each model's own replies, and its prompts are those held out.
-
-    Raises:
-        CheckFailed: it does not.
-    """
-    key: SealedKey = json.loads((artifact / "key.json").read_text(encoding="utf-8"))
-    answered = [
-        (as_text(c.prompt), *(responses[side][i]["text"] for side in ("sft", "policy"))) for i, c in enumerate(chosen)
-    ]
-    expected, shown, sides = set(answered), list[tuple[str, ...]](), Counter[str]()
-    for row in read_rows(artifact / "sheet.jsonl"):
-        item = row["item"].split("-")[0]
-        if (side := key["policy_side"].get(item)) is None:
-            continue  # an attention check
-        texts = row["response_a"], row["response_b"]
-        shown.append((row["prompt"], *(texts[::-1] if side == "a" else texts)))
-        sides[side] += item not in key.get("repeat_of", {})
-    wrong = sum(row not in expected for row in shown)
-    heldout = {as_text(row["prompt"]) for row in read_split(data / "prompts.test")}
-    others = sum(prompt not in heldout for prompt, *_ in answered)
-    numbers = (
-        f"on {wrong} of {len(shown)} rows SFT's and the policy's texts are not what they answered to this prompt, the "
-        f"policy is side a {sides['a']} times and side b {sides['b']} times, and {others} prompts are not held out"
-    )
-    holds = not wrong and not others and abs(sides["a"] - sides["b"]) <= 1
-    SelfChecks().judge("human_eval.sheet", holds, numbers)
 
 
 def held_out_prompts(data: Path) -> Sequence[HeldOutPrompt]:

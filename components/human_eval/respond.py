@@ -1,7 +1,7 @@
 """Sample a response of each model to each prompt, in chunks that survive an interruption."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ def respond(
     out: Path,
     observe: Observe,
     sides: Mapping[str, str] = SIDES,
+    then: Callable[[Any, Any, Sequence[dict[str, Any]]], None] | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
     """Return `{"sft": [...], "policy": [...]}`: for each prompt a row of `sample_in_chunks`.
 
     `sides` names other authors, each with the input of its model. A chunk is `human_eval.batch_size` prompts with its
     own seed; it is written to `out/checkpoint/` when done. Finished chunks are not generated again, so an interrupted
-    run ends with the same responses.
+    run ends with the same responses. `then` is called after each author's responses, with the model, its tokenizer and
+    the rows.
     """
     total = len(sides) * len(prompts)
     ready, begun = 0, False
@@ -44,10 +46,13 @@ def respond(
             ready = before + rows
             observe(ready, {"human_eval/responses": float(ready)}, total=total)
 
-        return sample_in_chunks(
+        rows = sample_in_chunks(
             functools.partial(load, side), prompts, job.generation, job.runtime, (job.seed, "human_eval", side),
             job.human_eval.batch_size, out / "checkpoint" / "responses" / side, done,
         )  # fmt: skip
+        if then is not None:
+            then(*load(side), rows)
+        return rows
 
     return {side: responses(side, n * len(prompts)) for n, side in enumerate(sides)}
 

@@ -3,15 +3,13 @@
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from components.base.errors import UserError
 from components.base.hashing import canonical_json
-from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.data.spreadsheet import write_csv
-from components.gates.self_checks import SelfChecks
 from components.human_eval.batch.halves import HELD_OUT, JUDGED_IN, PREFERENCES, may_train
 from components.human_eval.config import ScoreJob
 from components.human_eval.results.checks import (
@@ -29,6 +27,7 @@ from components.human_eval.results.reward_model import reward_agreement, reward_
 from components.human_eval.results.summary import by_stratum, item_score, per_rater, rating_scores, scored_ratings
 from components.human_eval.returned_labels import Answers, Labels, Sample, rated_columns, rating_count
 from components.human_eval.sheet import SIMULATED
+from components.human_eval.sheet_checks import check_unblinding
 from components.stats.annotator_votes import fleiss_kappa
 from components.stats.betting import always_valid_low, always_valid_low_of_people
 from components.stats.intervals import Interval, Numbers
@@ -52,13 +51,11 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     answers = sample.answers(inputs["sheet"])
     labels = answers.ratings
     rated = rated_once(sample, labels, inputs["sheet"])
-    check_unblinding(sample)
     scores = {item: item_score(ratings, sample.policy_side[item]) for item, ratings in rated.items()}
     win, kappa = _win_rate(sample, rated, level), agreement(sample, rated, level)
     bounds, won = _always_valid(sample, rated, scores, level), outcomes(scores.values())
     of_labels = label_metrics(sample, labels, rated)
-    checks = rater_checks(sample, labels, level)
-    attention = attention_check(sample, answers.attention, level, labels)
+    checks, attention = rater_checks(sample, labels, level), attention_check(sample, answers.attention, level, labels)
     criteria = {name: _criterion(sample, ratings, level) for name, ratings in answers.criteria.items()}
     even = equal_length(sample, scores, [prompt_of(sample, item) for item in scores], seed, level)
     reward = reward_agreement(sample, rated, job.human_eval.decides, inputs.get("scores"), seed, level)
@@ -93,27 +90,10 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "key_sha256": sample.about["key_sha256"],
         "guidelines_sha256": sample.about.get("guidelines_sha256"),
     }
+    check_unblinding(sample).write(out)
     _write(out / "artifact", sample, labels, rated, result)
     observe(len(rated), metrics, total=len(rated))
     return metrics
-
-
-def check_unblinding(sample: Sample) -> None:
-    """Judge that ratings which prefer the texts of the policy win, those of SFT lose, and ties count a half.
-
-    Raises:
-        CheckFailed: they do not.
-    """
-    sides, wins = dict[str, str](), list[float]()
-    for row in read_rows(sample.folder / "sheet.jsonl"):
-        item, texts = row["item"].split("-")[0], (row["response_a"], row["response_b"])
-        if item in sample.policy_side and texts[0] != texts[1] and sample.responses[item]["policy"] in texts:
-            sides[item] = "ab"[texts.index(sample.responses[item]["policy"])]
-    for rating_of in (str, OTHER_SIDE.__getitem__, lambda side: "tie"):
-        scores = [item_score([rating_of(side)], sample.policy_side[item]) for item, side in sides.items()]
-        wins.append(fmean(scores) if scores else math.nan)
-    numbers = "ratings that all prefer the policy win {:.2f}, all SFT {:.2f}, all ties {:.2f}".format(*wins)
-    SelfChecks().judge("human_eval.unblinding", not sides or wins == [1.0, 0.0, 0.5], numbers)
 
 
 _TARGET = (

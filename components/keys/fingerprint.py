@@ -31,6 +31,8 @@ LEFT_OUT = {
     "components.base.process": "It names temporary files, and tells whether the process that left one still runs.",
     "components.base.redaction": "It changes messages alone.",
     "components.gates.remedies": "It is advice on gates and alarms.",
+    "components.gates.self_checks": "A check that fails raises, and the results of those that hold are attachments.",
+    "components.human_eval.sheet_checks": "It judges what was written, and writes no byte of it.",
     "components.training.stopping": "A loop that a signal stops continues from its checkpoint to the same bytes.",
 }
 """Maps a module that is in no key, because it cannot change an artifact's bytes, to the reason."""

@@ -47,6 +47,9 @@ class Environment(TypedDict, total=False):
     instruction_set: str
     cpu: str
     code: CodeVersion
+    unkeyed: dict[str, JsonValue]
+    """The values of the options that are in no key, by dotted name. Kept here, since a `Record` of earlier versions of
+    Tether has no other place for them."""
 
 
 class Record(Settings):
@@ -84,8 +87,8 @@ class Record(Settings):
 
     @property
     def machine(self) -> dict[str, object]:
-        """Return the environment without the version of Tether's code."""
-        return {name: value for name, value in self.environment.items() if name != "code"}
+        """Return the environment without the version of Tether's code and without options."""
+        return {name: value for name, value in self.environment.items() if name not in ("code", "unkeyed")}
 
     @property
     def objects(self) -> dict[str, str]:

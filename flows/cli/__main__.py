@@ -26,6 +26,7 @@ from flows.cli.server_commands import server_commands
 from flows.cli.store_commands import store
 from flows.cli.sweep_command import sweep_commands
 from flows.environment import tether_home
+from tasks.stages import PIPELINE
 
 if TYPE_CHECKING:
     from flows.launch.begin import Launch
@@ -105,7 +106,7 @@ def rerun(
     stage: Annotated[
         str,
         typer.Argument(
-            help="validate, sft, reward, ppo or human_eval; or one sub-stage, for example reward.judge.",
+            help=f"{', '.join(PIPELINE[:-1])} or {PIPELINE[-1]}; or one sub-stage, for example reward.judge.",
             autocompletion=completion.stages,
         ),
     ],

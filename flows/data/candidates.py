@@ -112,17 +112,33 @@ def _checked(folder: Path, name: str, option: str) -> Path:
         files_read(inner)
     if any(inner.glob("*.gguf")):
         return inner
-    kinds = architectures(inner, f"{option} {name}")
-    if any(kind.endswith("Classification") for kind in kinds):
-        raise UserError(f"{option} {name}: {inner} holds a {kinds[0]}, which writes no text. Name a language model.")
+    kind, kinds = model_kind(inner, f"{option} {name}")
+    if any(of.endswith("Classification") for of in kinds) or not _continues_text(kind, kinds):
+        raise UserError(
+            f"{option} {name}: {inner} holds a {(kinds or [kind])[0]}, which writes no text. Name a language model."
+        )
     return inner
 
 
-def architectures(folder: Path, named_by: str) -> list[str]:
-    """Return the classes that the config.json of a model's folder names. Raises UserError if it can't be read."""
+def _continues_text(kind: str, kinds: Sequence[str]) -> bool:
+    """Return whether a config is a causal language model's: the kind of BERT also has one, which its config names."""
+    if any(of.endswith(("ForCausalLM", "LMHeadModel")) for of in kinds):
+        return True  # without transformers, which takes seconds to import
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
+
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
+    return causal in kinds or (causal is not None and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+
+
+def model_kind(folder: Path, named_by: str) -> tuple[str, list[str]]:
+    """Return the kind and the classes that the config.json of a model's folder names, such as llama and
+    LlamaForCausalLM. Raises UserError if it can't be read."""
     try:
         config = json.loads(read_regular(folder / "config.json"))
-        return [str(kind) for kind in config.get("architectures") or ()]
+        return str(config.get("model_type")), [str(kind) for kind in config.get("architectures") or ()]
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"{named_by}: {folder} holds no model: its config.json can't be read ({error}).") from error
 

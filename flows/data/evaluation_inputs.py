@@ -106,7 +106,7 @@ def _judge(config: RunConfig, home: Path) -> dict[str, Input]:
     check_weights(model.folder, option)
     letter_tokens(load_tokenizer(model.folder, option), f"{option} {name}")
     if Path(name).expanduser().is_dir():
-        return {JUDGE: Input.of(model.folder)}
+        return {JUDGE: Input(digest=model.digest, path=model.folder)}
     store = ArtifactStore(home)
     return {JUDGE: stored_input(store, model.digest, store.path(model.digest))}
 

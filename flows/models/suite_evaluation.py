@@ -12,7 +12,7 @@ from components.gates.gate_text import number
 from components.models.runtime import Runtime, activate
 from components.store.graph import Graph
 from components.store.store import ArtifactStore
-from flows.data.candidates import architectures
+from flows.data.candidates import model_kind
 from flows.data.hub_models import hub_model, is_hub_name
 from flows.models.model_facts import find_model
 from tasks.runs.status import has_run
@@ -43,7 +43,7 @@ def find_reward_model(home: Path, model_name: str) -> RewardModel:
         return _stored(home, model_name, f"{run}/{stage or REWARD}")
     path = user_path(model_name, "eval")
     if path.is_dir():
-        kinds = [] if (path / "reward.json").is_file() else architectures(path, f"eval {model_name}")
+        kinds = [] if (path / "reward.json").is_file() else model_kind(path, f"eval {model_name}")[1]
         if kinds and not any(kind.endswith("Classification") for kind in kinds):
             raise UserError(f"eval {model_name}: it is a {kinds[0]}, which has no score. {OTHER_KIND}")
         return RewardModel(model_name, path)

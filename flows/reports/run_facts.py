@@ -114,8 +114,9 @@ class StageFacts:
     @property
     def self_checks(self) -> list[Document]:
         """Return the results of its self-checks; empty if it has none, or an earlier release computed it."""
-        path = self.store.attachment(self.record, FILE) if self.record is not None else None
-        return [] if path is None else json.loads(path.read_text(encoding="utf-8"))
+        records = filter(None, (*map(self.part, self.status.parts), self.record))
+        paths = filter(None, (self.store.attachment(record, FILE) for record in records))
+        return [check for path in paths for check in json.loads(path.read_text(encoding="utf-8"))]
 
     @property
     def kl_by_token(self) -> Document | None:
@@ -152,6 +153,7 @@ class StageFacts:
 
         The median is hardly affected by a step during which the machine was busy, or by the first step, which compiles.
         """
+
         def measured(name: str) -> list[float]:  # a direct method's metrics are called direct/...
             return [y for metric, curve in self.curves.items() if metric.endswith(name) for _, y in curve]
 
@@ -351,7 +353,10 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         simulated=simulated_note(values),
         stages=list(stages.values()),
         verdict=run_verdict(
-            status, values, labels, model_name(str(values.get("project", "")), "policy"),
+            status,
+            values,
+            labels,
+            model_name(str(values.get("project", "")), "policy"),
             Sent.load(home / "runs" / status.run).decision,
         ),
         gates=sorted(

@@ -1,10 +1,12 @@
 """Explain why a stage was computed, or which run's result was reused. Made at the look-up, stored in the status."""
 
+from components.base.settings import Settings
 from components.base.text import line
 from components.keys import changes as key_changes
-from components.keys.changes import KeyParts
-from components.store.store import ArtifactStore, Miss
+from components.keys.changes import Change, KeyParts
+from components.store.store import ArtifactStore, Miss, Record
 from tasks.execution.computing import ASKED
+from tasks.execution.keying import unkeyed_values
 from tasks.runs.explained import Changed, Explanation, Hit, Missed, RecordName
 from tasks.runs.status import RunStatus
 
@@ -23,11 +25,18 @@ def miss(store: ArtifactStore, stage: str, key: str, parts: KeyParts, missing: M
     return Changed(run=run, reason=missing.reason, compared_with=compared, changes=changes)
 
 
+def unkeyed_changes(record: Record, job: Settings) -> list[Change]:
+    """Return the options in which `job` differs from that of a record with the same key; none for older records."""
+    before = record.environment.get("unkeyed")
+    return [] if before is None else key_changes.changes({"job": before}, {"job": unkeyed_values(job)})
+
+
 def in_a_line(why: Explanation) -> str:
     """Return an explanation in a few words, for the console."""
     match why:
         case Hit():
-            return f"{'taken as it is, ' if why.pinned else ''}computed by {why.run}"
+            others = f"; not in its key: {key_changes.in_a_line(why.differing)}" if why.differing else ""
+            return f"{'taken as it is, ' if why.pinned else ''}computed by {why.run}{others}"
         case Changed():
             return key_changes.in_a_line(why.changes)
         case Missed(because="damaged"):

@@ -12,7 +12,7 @@ from components.base.settings import Settings
 from components.base.text import line
 from components.gates import gate_text, judging
 from components.gates.plugged import plugged_metrics
-from components.keys.changes import KeyParts
+from components.keys.changes import KeyParts, in_a_line
 from components.store.store import Record
 from tasks.execution import explanation, logs
 from tasks.execution.attempts import through_breakdowns
@@ -93,7 +93,10 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
     refresh = stage.name in ctx.reuse.refresh
     stored = look_up(ctx.store, key, refresh, ctx.run, pinned)
     if isinstance(stored, Record):
-        _explain(stage, ctx, Hit(run=stored.run, pinned=pinned is not None))
+        differing = [] if pinned is not None else explanation.unkeyed_changes(stored, job)
+        _explain(stage, ctx, Hit(run=stored.run, pinned=pinned is not None, differing=differing))
+        if differing:
+            ctx.say(f"{stage.name}: not in its key, and different in run {stored.run}: {in_a_line(differing)}")
         return _result(stage, stored, inputs, ctx, True, started)
     if pinned is not None:  # today's code must not publish under a key of other code
         raise UserError(

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from components.keys.changes import Change
 
@@ -15,6 +15,8 @@ class Hit(BaseModel):
     """The run that computed it."""
     pinned: bool = False
     """Whether a rerun reused the artifact of the run that it continues from."""
+    differing: list[Change] = Field(default_factory=list)
+    """The options in which the two runs differ. None of them is in the key, so none may change a result."""
 
 
 class Missed(BaseModel):

@@ -9,8 +9,10 @@ import statistics
 import pytest
 from scipy.stats import t as student
 
+from components.base.errors import CheckFailed
 from components.data.tables.published import read_split
 from components.gates.table import GATES
+from data_contracts import published_splits
 from data_contracts.rows import measuring
 
 
@@ -84,6 +86,9 @@ def test_prompts_in_two_splits_are_counted_and_break_the_contract(tmp_path, vali
     path, rows = source
     places = itertools.cycle(["train", "train", "test", "calibration", "train"])
     monkeypatch.setattr(measuring, "split_of", lambda key, shares: next(places))
+    with pytest.raises(CheckFailed, match=r"validate.splits failed.* rows of pairs.train"):
+        validate(tmp_path / "stopped", {"preferences": path})
+    monkeypatch.setattr(published_splits, "check_splits", lambda *arguments: None)
     metrics = validate(tmp_path / "out", {"preferences": path})
     expected, broken = recounted(tmp_path / "out" / "artifact", rows)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-9)

@@ -78,7 +78,7 @@ def validated(job: Any, drawn: Drawn, place: Path, batches: list[Path]) -> Path:
 def sampled(drawn: Drawn, data: Path, out: Path, number: int) -> Path:
     """The batch of a round, whose policy says so."""
 
-    def respond(job: Any, inputs: Any, prompts: Any, out: Any, observe: Any) -> dict[str, list[dict[str, Any]]]:
+    def respond(job: Any, inputs: Any, prompts: Any, *_: Any, **__: Any) -> dict[str, list[dict[str, Any]]]:
         said = {"sft": "sft", "policy": f"policy {number}"}
         return {side: [{"text": f"{v} {p[0]['content']}", "ended": True} for p in prompts] for side, v in said.items()}
 

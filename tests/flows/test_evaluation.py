@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import BertConfig, BertForMaskedLM, BertModel, T5Config, T5ForConditionalGeneration
 
 from components.base.errors import UserError
 from components.base.hashing import canonical_json
@@ -145,6 +146,42 @@ def test_a_judge_in_a_folder_or_of_a_run_is_an_input(make_home: Any, tmp_path: P
     home = make_home()
     with pytest.raises(UserError, match=r"evaluation\.judge .*:sft: its tokenizer has no single token for A and for B"):
         judge_of(home.path, f"evaluation.judge={home.run}:sft")
+
+
+def not_a_judge(folder: Path, kind: str) -> None:
+    """Write a judge of which the model or the tokenizer alone is replaced by one that can't judge."""
+    _, tokenizer = write_judge(folder)
+    if kind == "no template":
+        tokenizer.chat_template = None
+        tokenizer.save_pretrained(folder)
+        (folder / "chat_template.jinja").unlink(missing_ok=True)
+        return
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config, model = {
+        "BertModel": (BertConfig, BertModel), "BertForMaskedLM": (BertConfig, BertForMaskedLM),
+        "T5ForConditionalGeneration": (T5Config, T5ForConditionalGeneration),
+    }[kind]  # fmt: skip
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    (folder / "generation_config.json").unlink()
+    model(config(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        *((kind, f"holds a {kind}, which writes no text. Name a language model")
+          for kind in ("BertModel", "BertForMaskedLM", "T5ForConditionalGeneration")),
+        ("no template", "has no chat template"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_cannot_judge_is_refused_before_a_run_begins(kind: str, message: str, tmp_path: Path) -> None:
+    not_a_judge(tmp_path / "judge", kind)
+    options = "evaluation.probes=[harmful]", f"evaluation.judge={tmp_path / 'judge'}"
+    with pytest.raises(UserError, match=rf"evaluation\.judge.*{message}") as refused:
+        new_run(tmp_path / "home", "tiny", config(*options))
+    assert refused.value.exit_code == 2 and "\n" not in str(refused.value)
+    assert not (tmp_path / "home" / "runs").exists()
 
 
 def test_an_endpoint_is_asked_before_a_run_begins(tmp_path: Path) -> None:

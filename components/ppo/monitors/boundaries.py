@@ -162,6 +162,9 @@ def _check_reward_scores(checks: SelfChecks, models: Models, job: PpoJob, inputs
         return
     count = min(ANSWERS_SCORED, len(models.answers.ids), len(expected))
     rows = read_split(inputs["data"] / "prompts.calibration")[:count]
+    if len(rows) < count:
+        checks.skip("ppo.reward_scores", "SFT's answers are to other prompts than those of these data")
+        return
     prompts = [encode_prompt(models.tokenizer, row["prompt"], job.generation.max_prompt_tokens) for row in rows]
     samples = models.answers.samples(slice(0, count), prompts, models.tokenizer, "cpu")
     sequences = [prompt + samples.reward_ids(i) for i, prompt in enumerate(prompts)]

@@ -4,24 +4,22 @@ It reads only what a rater sees. So it can score any two models' responses, with
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from components.base.jsonl import read_rows, write_json, write_rows
 from components.base.observe import Observe
 from components.gates.self_checks import SelfChecks
 from components.models.batching import encode_prompt, encode_response
+from components.models.chat.templates import FIXED
 from components.reward.config import SheetScoresJob
 from components.reward.scoring import ScoreScale, load_scorer, score_sequences
 
 SCORES = "scores.jsonl"
 """A line for each item of the sheet: `item`, and the raw scores `a` and `b` of its two responses."""
-
-AGAIN, ALLOWED = 16, 0.1
-"""Items of which the self-check scores the replies again, and by how many deviations of SFT's scores they may differ:
-other batches round otherwise."""
+CHECKED = 4
+"""Items whose responses are scored again, one by one."""
 
 
 def run(job: SheetScoresJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -48,32 +46,32 @@ def run(job: SheetScoresJob, inputs: Mapping[str, Path], out: Path, observe: Obs
         ({"item": item, "a": a, "b": b} for item, (a, b) in zip(items, scores, strict=True)),
     )
     write_json(out / "artifact" / "scores.json", {"temperature": ScoreScale.read(inputs["reward"]).temperature})
-    _check(job, inputs, out / "artifact", model, tokenizer)
+    checks = SelfChecks()
+    _check_scores(checks, [(prompts[item], sheet[item]) for item in items], model, tokenizer, job, inputs, out)
+    checks.write(out)
     metrics = {"human_eval/scored_by_reward": float(len(items))}
     observe(len(items), metrics, total=len(items))
     return metrics
 
 
-def _check(job: SheetScoresJob, inputs: Mapping[str, Path], artifact: Path, model: Any, tokenizer: Any) -> None:
-    """Score some replies again, each alone under its own prompt, on the side that the key says.
-
-    Raises:
-        CheckFailed: their scores are others, by median.
-    """
-    scale, key = ScoreScale.read(inputs["reward"]), json.loads((inputs["sample"] / "key.json").read_text())
-    stored = {row["item"]: row for row in read_rows(artifact / SCORES)}
-    rows, off = [row for row in read_rows(inputs["sample"] / "responses.jsonl") if row["item"] in stored], list[float]()
-    for row in rows[:: max(1, len(rows) // AGAIN)]:
-        prompt = encode_prompt(tokenizer, row["prompt"], job.generation.max_prompt_tokens)
-        side = key["policy_side"][row["item"]]
-        for author, at in (("policy", side), ("sft", "b" if side == "a" else "a")):
-            alone = prompt + encode_response(tokenizer, row[author], job.generation.max_new_tokens)
-            score = float(score_sequences(model, tokenizer.pad_token_id, [alone], job.runtime).reshape(-1)[0])
-            off.append(abs(score - stored[row["item"]][at]) / scale.scale)
-    temperature = json.loads((artifact / "scores.json").read_text())["temperature"]
-    difference = median(off) if off else 0.0
-    numbers = (
-        f"{len(off)} replies alone under their own prompt have other scores by {difference:.2g} deviations ({ALLOWED} "
-        f"is allowed), and the temperature is {temperature:.3g}, in the artifact of reward {scale.temperature:.3g}"
-    )
-    SelfChecks().judge("human_eval.scores", difference <= ALLOWED and temperature == scale.temperature, numbers)
+def _check_scores(
+    checks: SelfChecks, rows: Sequence[tuple[Any, Mapping[str, str]]], model: Any, tokenizer: Any, job: SheetScoresJob,
+    inputs: Mapping[str, Path], out: Path,
+) -> None:  # fmt: skip
+    """Score a few responses alone, encoded by the tokenizer's own template, and compare with the written scores."""
+    written, limits = [*read_rows(out / "artifact" / SCORES)], job.generation
+    largest, scale = 0.0, ScoreScale.read(inputs["reward"])
+    for (prompt, row), scores in zip(rows[:CHECKED], written, strict=False):
+        text = tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True, **FIXED)
+        before = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(before) > limits.max_prompt_tokens:
+            continue
+        for side in ("a", "b"):
+            ids = before + encode_response(tokenizer, row[f"response_{side}"], limits.max_new_tokens)
+            alone = float(score_sequences(model, tokenizer.pad_token_id, [ids], job.runtime)[0])
+            largest = max(largest, abs(alone - scores[side]) / scale.scale)
+    temperature = json.loads((out / "artifact" / "scores.json").read_text(encoding="utf-8"))["temperature"]
+    numbers = f"scores of a prompt and one side differ by up to {largest:.2g} deviations from the written ones; the "
+    numbers += f"temperature is {temperature:g}, and that of the reward model {scale.temperature:g}"
+    allowed = 0.01 if job.runtime.dtype == "float32" and not job.runtime.tf32 else 0.5
+    checks.judge("human_eval.scores", largest <= allowed and temperature == scale.temperature, numbers)

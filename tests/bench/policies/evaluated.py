@@ -30,8 +30,8 @@ from components.base.jsonl import write_json, write_rows
 from components.base.observe import unobserved
 from components.evaluation import probe_results, stage, task_results
 from components.evaluation.comparison import Measured, compare, read_measured
-from components.evaluation.config import EvaluationConfig, EvaluationJob, ProbesJob, TasksJob
-from components.evaluation.probe_prompts import SHIPPED, probe_path
+from components.evaluation.config import SHIPPED, EvaluationConfig, EvaluationJob, ProbesJob, TasksJob
+from components.evaluation.probe_prompts import probe_path
 from components.evaluation.task_files import read_task_files
 from components.models.config import GenerationConfig
 from components.models.folders import load_base, load_causal_lm, save_model

@@ -9,7 +9,7 @@ import pytest
 from components.base.errors import CheckFailed
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import unobserved
-from components.evaluation.comparison import Measured, beyond, compare, compare_all, margin_of, worsening
+from components.evaluation.comparison import Measured, beyond, compare, compare_all, level_of, margin_of, worsening
 from components.evaluation.config import COMPARISONS, EvaluationConfig, EvaluationJob
 from components.evaluation.stage import run
 
@@ -40,6 +40,18 @@ def test_equal_answers_on_four_documents_prove_little() -> None:
     same = np.array([1.0, 0, 1, 0])
     end = T3**2 / (4 + T3**2)
     assert worsening(same, same, list("abcd")) == pytest.approx((0, -end, end), abs=1e-6)
+
+
+@pytest.mark.parametrize(("tasks", "fewest"), [(1, 76), (2, 99)])
+def test_the_guide_says_how_many_documents_the_margin_needs(tasks: int, fewest: int) -> None:
+    """With n equal pairs the upper end is t^2 / (n + t^2)."""
+    ends = [
+        worsening(np.zeros(n), np.zeros(n), [str(i) for i in range(n)], level_of("task", tasks)).high
+        for n in (fewest - 1, fewest)
+    ]
+    assert ends[0] > EvaluationConfig().margin >= ends[1]
+    guide = (Path(__file__).parents[3] / "docs/guide/evaluation.md").read_text()
+    assert "needs at least 76 of them (99 each with two tasks" in guide
 
 
 def test_two_tasks_have_wider_intervals_than_one_and_a_probe_its_own() -> None:

@@ -72,7 +72,9 @@ def write_data(folder: Path, task: str = "none", prompts: int = 40) -> Path:
     return folder
 
 
-def fake_respond(job: Any, inputs: Any, prompts: Any, out: Any, observe: Any) -> dict[str, list[dict[str, Any]]]:
+def fake_respond(
+    job: Any, inputs: Any, prompts: Any, out: Any, observe: Any, **_: Any
+) -> dict[str, list[dict[str, Any]]]:
     """Each model's response is what stands in its `voice` file, and the question."""
     voices = {side: (inputs[name] / "voice").read_text() for side, name in (("sft", "sft"), ("policy", "ppo"))}
     return {

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from components.base.errors import CheckFailed, UserError
-from components.human_eval import blinded_sample
+from components.base.errors import UserError
 from components.human_eval import respond as respond_module
 from components.human_eval.blinded_sample import run
-from components.human_eval.blinding import blind, sealed_key
 from components.human_eval.config import HumanEvalConfig, SampleJob
 from components.human_eval.respond import respond
 from components.models import sampling
@@ -56,26 +54,6 @@ def test_the_same_job_writes_the_same_bytes_and_another_seed_others(make_case: C
     ]
     assert files[0] == files[1]
     assert all(files[0][name] != files[2][name] for name in ("sheet.csv", "key.json", "responses.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong", "numbers"),
-    [
-        ("blind", lambda c, sft, *rest: blind(c, [*sft[1:], *sft[:1]], *rest), "on 12 of 12 rows"),
-        ("blind", lambda c, sft, policy, *rest: blind(c, sft, [t[:5] for t in policy], *rest), "on 12 of 12 rows"),
-        ("sealed_key", lambda items, salt: sealed_key([i._replace(policy_side="a") for i in items], salt),
-         "side a 12 times and side b 0 times"),
-        ("held_out_prompts", lambda data: [{"prompt": [{"role": "user", "content": f"Old {n}"}]} for n in range(40)],
-         "12 prompts are not held out"),
-    ],
-    ids=["another prompt's replies", "cut replies", "one side", "training prompts"],
-)  # fmt: skip
-def test_a_sheet_that_shows_something_else_than_the_models_answers_is_named(
-    make_case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str, wrong: Callable[..., Any], numbers: str
-) -> None:
-    monkeypatch.setattr(blinded_sample, name, wrong)
-    with pytest.raises(CheckFailed, match=f"human_eval.sheet failed.*{numbers}"):
-        make_case()
 
 
 def test_simulated_judges_are_refused_on_peoples_data_before_generating(make_case: Callable[..., Any]) -> None:

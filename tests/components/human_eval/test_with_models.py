@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from components.base.errors import CheckFailed
 from components.data.support_desk.desk import SupportDeskConfig, generate
 from components.human_eval import blinded_sample, unblinded_score
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
@@ -69,3 +70,11 @@ def test_a_model_against_itself_draws_other_responses(
     tmp_path: Path, inputs: dict[str, Path], run_sample: Callable[..., dict[str, float]]
 ) -> None:
     assert run_sample(tmp_path, ppo=inputs["sft"])["human_eval/identical"] == 0.0
+
+
+def test_a_sheet_of_which_one_model_wrote_both_sides_is_stopped(
+    tmp_path: Path, run_sample: Callable[..., dict[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SIDES, "policy", "sft")
+    with pytest.raises(CheckFailed, match=r"human_eval.authors failed, perhaps because both replies are SFT's"):
+        run_sample(tmp_path)

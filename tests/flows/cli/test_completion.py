@@ -65,6 +65,12 @@ def test_bash_completes_commands_profiles_stages_and_gates_and_imports_nothing_h
     assert complete("run", "tiny", "--waive", "ppo.") == [name for name in GATES if name.startswith("ppo.")]
 
 
+def test_the_help_of_rerun_names_every_stage(tether_here: Any, tmp_path: Path) -> None:
+    said = " ".join(tether_here("rerun", "--help", home=tmp_path / "home").stdout.split())
+    assert f"{', '.join(PIPELINE[:-1])} or {PIPELINE[-1]}" in said
+    assert "ppo, evaluation or human_eval" in said
+
+
 def test_bash_completes_the_ids_of_this_homes_runs_newest_first(complete: Any, tmp_path: Path) -> None:
     assert complete("status", "") == []
     for run in ("20261101-000000-aaaa", "20261103-000000-bbbb", "20251103-000000-cccc"):

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from components.evaluation.probe_prompts import SHIPPED
+from components.evaluation.config import SHIPPED
 
 
 def write(path: Path, lines: list[object]) -> Path:

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from components.store.records import Record
 from tasks.execution import explanation
 from tasks.execution.context import Reuse
 from tasks.execution.runner import run_stage
@@ -37,7 +38,7 @@ def run_once(start, kit):
 def test_the_first_computation_says_so_and_a_hit_names_the_run_that_computed(run_once, told, said):
     first, second = run_once(), run_once()
     assert told(first.run)["because"] == "first"
-    assert told(second.run) == {"outcome": "hit", "run": first.run, "pinned": False}
+    assert told(second.run) == {"outcome": "hit", "run": first.run, "pinned": False, "differing": []}
 
 
 def test_a_changed_field_is_said_with_both_values_and_kept(run_once, told, said, home):
@@ -49,6 +50,22 @@ def test_a_changed_field_is_said_with_both_values_and_kept(run_once, told, said,
     printed = "\n".join(explanation.lines(load_status(home, second.run)))
     assert f"compared with the nearest earlier record (run {first.run}" in printed and "value 3 -> 2" in printed
     assert re.search(r"^ppo +not run$", printed, re.M)
+
+
+def test_a_hit_names_the_options_in_no_key_that_differ_with_both_values(run_once, told, said, home):
+    first, second = run_once(pause=0.0), run_once(pause=0.01, checkpoint=True)
+    named = "checkpoint false -> true, pause 0.0 -> 0.01"
+    assert f"sft: not in its key, and different in run {first.run}: {named}" in said(second)
+    differing = [(each["name"], each["before"], each["now"]) for each in told(second.run)["differing"]]
+    assert differing == [("checkpoint", False, True), ("pause", 0.0, 0.01)]
+    assert f"computed by {first.run}; not in its key: {named}" in "\n".join(
+        explanation.lines(load_status(home, second.run))
+    )
+
+
+def test_a_record_that_kept_only_keyed_options_differs_in_none(kit):
+    older = Record(stage="sft", key="k", digest="d", files={}, environment={"python": "3.11.7"})
+    assert explanation.unkeyed_changes(older, kit.ToyJob(pause=0.01)) == []
 
 
 def test_it_is_compared_with_the_nearest_record_and_the_newest_of_those(run_once, told):
@@ -117,4 +134,4 @@ def test_a_run_that_waited_for_anothers_result_says_whose_it_is(start, kit, told
     monkeypatch.setattr("tasks.execution.runner.compute_once", lambda *_: (result.record, False))
     with start(refresh=frozenset({"sft"})) as ctx:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
-    assert told(ctx.run) == {"outcome": "hit", "run": other.run, "pinned": False}
+    assert told(ctx.run) == {"outcome": "hit", "run": other.run, "pinned": False, "differing": []}

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from components.base.errors import CheckFailed
-from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.jsonl import read_rows, write_rows
 from components.models.folders import load_reward_model
 from components.models.runtime import Runtime
 from components.reward.config import SheetScoresJob
 from components.reward.scoring import ScoreScale, load_scorer, score_sequences
+from components.reward.substages import sheet_scores
 from components.reward.substages.sheet_scores import run
 from components.reward.training_pairs import encode_pairs
 from tests.components.conftest import GENERATION, silent
@@ -24,14 +25,7 @@ def sample(tmp_path: Path) -> Path:
     """A sheet of three items and an attention check, the third the first one again with its sides exchanged."""
     prompt = [{"role": "user", "content": "My parcel is broken. What now?"}]
     shown = [(REPLIES[0], REPLIES[1]), (REPLIES[2], REPLIES[1]), (REPLIES[1], REPLIES[0]), ("No.", "Refund a.")]
-    write_rows(
-        tmp_path / "responses.jsonl",
-        [
-            {"item": f"q000{n}", "prompt": prompt, "policy": policy, "sft": REPLIES[1]}
-            for n, policy in enumerate((REPLIES[0], REPLIES[2], REPLIES[0]), 1)
-        ],
-    )
-    write_json(tmp_path / "key.json", {"policy_side": {"q0001": "a", "q0002": "a", "q0003": "b"}})
+    write_rows(tmp_path / "responses.jsonl", [{"item": f"q000{n}", "prompt": prompt} for n in (1, 2, 3)])
     write_rows(
         tmp_path / "sheet.jsonl",
         [{"item": f"q000{n}-abcdef01", "response_a": a, "response_b": b} for n, (a, b) in enumerate(shown, 1)],
@@ -64,9 +58,26 @@ def test_a_judged_pair_has_the_scores_that_it_would_have_as_a_held_out_pair(
     assert about == {"temperature": ScoreScale.read(reward).temperature}
 
 
-def test_scores_of_the_other_side_are_named(stages: Any, sample: Path, tmp_path: Path, runtime: Runtime) -> None:
-    write_json(sample / "key.json", {"policy_side": {"q0001": "b", "q0002": "b", "q0003": "a"}})
-    with pytest.raises(CheckFailed, match=r"human_eval\.scores failed.* 6 replies alone .* have other scores"):
+FAULTS = {
+    "sides exchanged": ("score_sequences", lambda scores: scores.reshape(-1, 2).flip(1).reshape(-1)),
+    "without the prompt": ("encode_prompt", lambda ids: ids[-1:]),
+    "another temperature": ("write_json", lambda _: None),
+}
+
+
+@pytest.mark.parametrize(("name", "fault"), FAULTS.values(), ids=FAULTS)
+def test_scores_that_are_not_those_of_the_sheets_sides_stop_the_stage(
+    stages: Any, sample: Path, tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, name: str, fault: Any
+) -> None:
+    right = getattr(sheet_scores, name)
+
+    def faulty(*arguments: Any) -> Any:
+        if name == "write_json":
+            return right(arguments[0], {"temperature": 0.5})
+        return fault(right(*arguments)) if name == "encode_prompt" or len(arguments[2]) > 1 else right(*arguments)
+
+    monkeypatch.setattr(sheet_scores, name, faulty)
+    with pytest.raises(CheckFailed, match=r"human_eval.scores failed.*`components/reward/substages/sheet_scores.py`"):
         scored(stages.inputs["reward"], sample, tmp_path / "out", runtime)
 
 
