@@ -108,8 +108,9 @@ def shares(rows: Sequence[Row]) -> str:
     return (
         f"Of {len(rows)} faults {len(harmful) - expected} did harm, {none} did none, and of {unknown} it is "
         f"unknown (stopped early, or too few seeds); {expected} of these were expected to when the list was written. "
-        f"Of the {len(harmful)} that did harm or were expected to, {caught} were stopped or raised an alarm. Of all, {named} "
-        f"of {len(rows)} were named: stopped or alarmed at the right stage, by a message with a word of the cause."
+        f"Of the {len(harmful)} that did harm or were expected to, {caught} were stopped or raised an alarm. Of all, "
+        f"{named} of {len(rows)} were named: stopped or alarmed at the right stage, by a message with a word of the "
+        "cause."
     )
 
 
