@@ -99,6 +99,11 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "the critic reads the token that it is to judge",
         "`predicting` in `components/models/logprobs.py`",
     ),
+    "ppo.sampled": SelfCheck(
+        "Log-probabilities of the sampled tokens, with their expectation under the policy; responses with each other.",
+        "the sampler has another temperature, leaves out a tail, or gives responses the same random numbers",
+        "`sample` in `components/models/sampling.py`, or the rollout server",
+    ),
     "ppo.rewarded": SelfCheck(
         "The rewarded scores of a batch, with the raw ones shifted, scaled, clipped and penalised one by one.",
         "the scale or a penalty is left out, or is in another order",
@@ -110,8 +115,8 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "`components/ppo/maths.py` and `gather_experience` in `components/ppo/experience.py`",
     ),
     "ppo.gradient": SelfCheck(
-        "The policy's gradient on some responses of the first update, with PPO's loss computed response by response.",
-        "the loss has another sign, another mask or other rows, or its micro-batches are not weighted by their share",
+        "The gradients of policy and critic on some responses of the first update, with PPO's loss by the book.",
+        "the loss has another sign or mask, clips other ratios, or its micro-batches are not weighted by their share",
         "`components/ppo/objective.py` and `Learner.backward` in `components/ppo/learner.py`",
     ),
     "ppo.learned": SelfCheck(

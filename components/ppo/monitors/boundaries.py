@@ -24,14 +24,14 @@ from components.models.weights import load_from
 from components.ppo.config import PpoJob
 from components.ppo.experience import sampled_batches
 from components.ppo.models import Models
-from components.ppo.monitors.by_the_book import is_exact, plain_logprobs, tokens_of
+from components.ppo.monitors.by_the_book import Surprises, check_sampled, is_exact, plain_logprobs, tokens_of
 from components.reward.scoring import combine, read_sft_scores, score_sequences
 from components.sft.tokenized_demonstrations import choose_demonstrations, loss_a_token, response_losses
 
 MEASURED, DEMONSTRATIONS, ANSWERS_SCORED = 512, 96, 48
 """Held-out demonstrations whose loss the stage of sft measures by default, most of them that are measured again, and
 most of SFT's answers that are scored."""
-AGAIN = 16
+AGAIN = 64
 """Number of prompts of the evaluation that are answered again."""
 FEW = 16
 """With fewer demonstrations or responses nothing is judged."""
@@ -244,9 +244,10 @@ def _check_evaluation(
     """
     name, exact, at = "ppo.evaluation", is_exact(job), job.ppo.evaluate_temperature
     generation = job.generation if at is None else job.generation.model_copy(update={"temperature": at})
-    texts, kl, scores = list[str](), list[float](), list[float]()
+    texts, kl, scores, seen = list[str](), list[float](), list[float](), list[Surprises]()
     for _, samples, _ in sampled_batches(models, models.policy, prompts, job, "evaluation", generation):
         texts += samples.texts(models.tokenizer)
+        seen.append(Surprises.of(models.policy, samples, job, at))
         for row in range(len(samples.ended)):
             prompt, response = tokens_of(samples, row)
             with torch.no_grad():
@@ -256,6 +257,11 @@ def _check_evaluation(
                 models.reward_model, models.tokenizer.pad_token_id, [prompt + samples.reward_ids(row)], job.runtime
             )
             scores.append(float(models.scale(raw)[0]))
+    if at != 0:
+        check_sampled(checks, "the policy's evaluation", seen, exact)
+        of_sft = sampled_batches(models, models.sft, prompts[: AGAIN // 2], job, "evaluation", generation)
+        seen = [Surprises.of(models.sft, samples, job, at) for _, samples, _ in of_sft]
+        check_sampled(checks, "SFT's evaluation", seen, exact)
     same = [i for i, text in enumerate(texts) if text == rows[i]["response"]]
     if exact and job.runtime.device == "cpu" and len(same) < len(rows) / 2:
         numbers = f"{len(same)} of {len(rows)} responses in evaluation.jsonl are those of the policy"

@@ -134,7 +134,7 @@ def test_the_results_of_all_checks_are_written_and_held(stages: Any, tmp_path: P
     stages.run("ppo", tmp_path, **OPTIONS)
     results = results_of(tmp_path)
     assert list(results) == [name for name in SELF_CHECKS if name.startswith("ppo.")]
-    assert {name for name, verdict in results.items() if verdict != "held"} == {"ppo.first_scores"}
+    assert {name for name, verdict in results.items() if verdict != "held"} == {"ppo.first_scores", "ppo.sampled"}
 
 
 def test_an_evaluation_on_training_prompts_is_named(
