@@ -219,7 +219,7 @@ def exchanged(file: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def chosen(faults: Sequence[Fault], names: Sequence[str], sample: int | None, seed: str) -> list[Fault]:
-    """Return the faults with these names, or a sample drawn by `seed`, or all.
+    """Return the faults with these names, in their order, or a sample drawn by `seed`, or all.
 
     Raises:
         SystemExit: there is no fault of a name.
@@ -227,7 +227,7 @@ def chosen(faults: Sequence[Fault], names: Sequence[str], sample: int | None, se
     if unknown := {*names} - {fault.name for fault in faults}:
         raise SystemExit(f"faults.yaml has no fault {', '.join(sorted(unknown))}.")
     if names:
-        return [fault for fault in faults if fault.name in names]
+        return sorted((fault for fault in faults if fault.name in names), key=lambda fault: names.index(fault.name))
     ordered = sorted(faults, key=lambda fault: fault.name)
     return ordered if sample is None else random.Random(seed).sample(ordered, min(sample, len(ordered)))
 
