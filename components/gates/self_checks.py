@@ -41,7 +41,7 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
     ),
     "training.resumed": SelfCheck(
         "After an interruption, the steps that each optimiser counts, with those of the history; moments are not 0.",
-        "the checkpoint lacks the optimisers' state, or it was not loaded",
+        "the checkpoint lacks a model or the optimisers' state, or it was not loaded",
         "`restore_state` in `components/training/loop.py`, and the files `checkpoint/*/step-*`",
     ),
     "reward.prompt_use": SelfCheck(
@@ -109,6 +109,11 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "the scale or a penalty is left out, or is in another order",
         "`rewarded_scores` in `components/ppo/experience.py`",
     ),
+    "ppo.beta": SelfCheck(
+        "β of an update, with the controller's formula over the KL of all updates before it.",
+        "the controller moves the coefficient the other way, or lost its state on a resume",
+        "`KLController` in `components/ppo/control.py`",
+    ),
     "ppo.advantages": SelfCheck(
         "Advantages and returns of a batch, with loops over -β times the log-ratio, plus the score at the last token.",
         "the score lies on another token, KL has another sign, or advantages are not those of the method",
@@ -120,8 +125,8 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "`components/ppo/objective.py` and `Learner.backward` in `components/ppo/learner.py`",
     ),
     "ppo.learned": SelfCheck(
-        "What an update has changed: weights of policy and critic, the critic's gradient, the ratio in later steps.",
-        "a model is not trained, or the log-probabilities of the sampler are computed again in each step",
+        "Which rows an update took, and what it has changed: weights, the gradient of the critic, the ratio.",
+        "a model is not trained, some rows never are, or the sampler's log-probabilities are computed again",
         "`Learner.update` in `components/ppo/learner.py`, and `policy_term` in `components/ppo/objective.py`",
     ),
     "ppo.fresh": SelfCheck(

@@ -264,7 +264,7 @@ def train(
                 parts.append(experience := gather_experience(models, samples, job, tether.beta, batch, first))
                 if number == 1:
                     check_start(experience, job)
-                self_checks.before(number, experience, tether.beta, batch)
+                self_checks.before(number, experience, tether.beta, batch, observers.history.rows)
                 # 3. learn: update policy and critic
                 metrics = experience.metrics | learner.update(experience, number - 1)
                 self_checks.after(number, metrics)

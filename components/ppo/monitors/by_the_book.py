@@ -25,7 +25,7 @@ from components.models.chat.endings import endings_of
 from components.models.chat.templates import FIXED
 from components.models.runtime import Runtime, autocast
 from components.models.sampling import Samples
-from components.ppo.config import BY_TOKEN, PpoConfig, PpoJob
+from components.ppo.config import BY_TOKEN, KLConfig, PpoConfig, PpoJob
 from components.ppo.experience import Experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, Packed, SeparateCritic, SharedCritic, scatter
@@ -365,6 +365,18 @@ def _check_advantages(checks: SelfChecks, models: Models, experience: Experience
     checks.judge(name, holds, numbers)
 
 
+def book_beta(config: KLConfig, kl: Sequence[float]) -> float:
+    """Return β after updates with the mean KL `kl`, in the config's unit, by the formula of `KLController.update`."""
+    c, m, held = config.coefficient, -1.0, True
+    if config.control == "fixed":
+        return c
+    for value in kl:
+        error, held = value / config.target - 1, held and value < config.target / 2
+        m = (m + error) / 2
+        c *= 1.0 if held else 1 + max(-0.2, min(0.2, error)) / config.horizon
+    return c * math.exp(config.proportional * max(-1.0, min(1.0, m)))
+
+
 def _check_state(checks: SelfChecks, models: Models, experience: Experience, job: PpoJob) -> None:
     """Change the last token of a few responses: the value of the state in which it was chosen must stay."""
     name, critic, samples = "ppo.state", models.critic, experience.samples
@@ -472,23 +484,37 @@ class UpdateChecks:
             data: the artifact from which they come.
         """
         self._checks, self._learner, self._prompts, self._data = checks, learner, prompts, data
+        self._first = True
+        """Whether no update was seen yet."""
         self._earlier: tuple[Sequence[Any], Samples] | None = None
         self._seen = list[Surprises]()
         """Those of the first two updates."""
         self._weights: dict[str, Tensor] = {}
         self._learned_from = 0.0
         """The share of the responses with an advantage that is not 0."""
+        self._rows: Sequence[int] = ()
+        """The rows that are learnt from."""
 
-    def before(self, number: int, experience: Experience, beta: float, prompts: Sequence[Any]) -> None:
+    def before(
+        self, number: int, experience: Experience, beta: float, prompts: Sequence[Any],
+        history: Sequence[Mapping[str, float]],
+    ) -> None:  # fmt: skip
         """Judge the batch of update `number` before the policy learns from it. All ranks call it.
+
+        Args:
+            history: the metrics of all updates before.
 
         Raises:
             CheckFailed: a number of it is not what its definition gives.
         """
+        models, job, first, self._first = self._learner.models, self._learner.job, self._first, False
+        if first or is_judged(number):
+            of_book = book_beta(job.ppo.kl, [row[f"ppo/{job.ppo.kl.measure}"] for row in history])
+            numbers = f"β of update {number} is {beta:.4g}, and by the KL of the {number - 1} before it {of_book:.4g}"
+            self._checks.judge("ppo.beta", math.isclose(beta, of_book, rel_tol=1e-6), numbers)
         self._weights = {}
         if not is_judged(number) or not bool(experience.advantages.isfinite().all()):
             return  # a loss that is not finite has a check of its own
-        models, job = self._learner.models, self._learner.job
         check_batch(self._checks, models, experience, job, beta, prompts, self._data, number)
         if number <= 2 and not any(is_spread(parameter) for parameter in models.policy.parameters()):
             self._seen.append(Surprises.of(models.policy, experience.samples, job))
@@ -500,6 +526,8 @@ class UpdateChecks:
             self._check_fresh(prompts, experience.samples)
         self._weights = self._sums()
         self._learned_from = float(experience.advantages.any(1).float().mean())
+        rows = experience.rules.rows
+        self._rows = range(len(experience.scores)) if rows is None else rows
 
     def _sums(self) -> dict[str, Tensor]:
         """Return the sum of each trained tensor that is whole on this rank, by model."""
@@ -545,6 +573,11 @@ class UpdateChecks:
         for name, sums in self._sums().items():
             if steps and moves[name] and torch.equal(sums, self._weights[name]):
                 wrong.append(f"every weight of the {name} is the same after {steps:g} steps")
+        config, used = self._learner.job.ppo, self._learner.used
+        others = {row: used[row] for row in self._rows if used[row] != config.epochs}
+        if others and steps == config.epochs * math.ceil(len(self._rows) / config.minibatch_size):
+            counts = f"{min(others.values())} to {max(others.values())} minibatches and not in {config.epochs}"
+            wrong.append(f"{len(others)} of {len(self._rows)} rows were in {counts}")
         if metrics.get("ppo/critic_grad_norm", 1.0) == 0:
             wrong.append("the norm of the critic's gradient is exactly 0")
         still = metrics.get("ppo/ratio_max", 0.0) == 1.0 and metrics.get("ppo/approx_kl", 1.0) == 0.0
