@@ -94,11 +94,6 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "responses or scores are not in the frame in which the scale was measured",
         "the sampler, the encoding of prompts and endings, and the scale in the artifact of reward",
     ),
-    "ppo.state": SelfCheck(
-        "The critic's value of a state with two different tokens chosen in it.",
-        "the critic reads the token that it is to judge",
-        "`predicting` in `components/models/logprobs.py`",
-    ),
     "ppo.sampled": SelfCheck(
         "Log-probabilities of the sampled tokens, with their expectation under the policy; responses with each other.",
         "the sampler has another temperature, leaves out a tail, or gives responses the same random numbers",
@@ -121,12 +116,12 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
     ),
     "ppo.gradient": SelfCheck(
         "The gradients of policy and critic on some responses of the first update, with PPO's loss by the book.",
-        "the loss has another sign or mask, clips other ratios, or its micro-batches are not weighted by their share",
+        "the loss has another sign, mask, ratio or clip, a token sees itself, or micro-batches are not weighted",
         "`components/ppo/objective.py` and `Learner.backward` in `components/ppo/learner.py`",
     ),
     "ppo.learned": SelfCheck(
-        "Which rows an update took, and what it has changed: weights, the gradient of the critic, the ratio.",
-        "a model is not trained, some rows never are, or the sampler's log-probabilities are computed again",
+        "Which rows an update took, and what it has changed: the weights of policy and critic.",
+        "a model is not trained, or some rows are never learnt from",
         "`Learner.update` in `components/ppo/learner.py`, and `policy_term` in `components/ppo/objective.py`",
     ),
     "ppo.fresh": SelfCheck(
