@@ -27,7 +27,7 @@ _NOTED = re.compile(
     r"(\w+)(?:\.\w+)?: ((?:the same key gave different (bytes) before|not in its key, and different in run) .*)$",
     re.MULTILINE,
 )
-"""What a run says, and logs nowhere, of a stage that was computed again with other bytes, or reused with other options."""
+"""What a run says, and logs nowhere, of a stage with other bytes than before, or reused with other options."""
 _PROGRESS = re.compile(r"^\s{2}\w+[\w.]* \d+/\d+ ", re.MULTILINE)
 
 
