@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from components.base.jsonl import read_rows
+from components.data.support_desk.task import task_scores
 from components.data.tables.published import has_split, read_split
 from components.distributed.sharding import is_spread
 from components.gates.self_checks import SelfChecks
@@ -27,6 +28,7 @@ from components.ppo.models import Models
 from components.ppo.monitors.by_the_book import Surprises, check_sampled, is_exact, plain_logprobs, tokens_of
 from components.reward.scoring import combine, read_sft_scores, score_sequences
 from components.sft.tokenized_demonstrations import choose_demonstrations, loss_a_token, response_losses
+from components.training.trained_weights import WeightAverage
 
 MEASURED, DEMONSTRATIONS, ANSWERS_SCORED = 512, 96, 48
 """Held-out demonstrations whose loss the stage of sft measures by default, most of them that are measured again, and
@@ -70,12 +72,16 @@ def _check_reference(checks: SelfChecks, models: Models, sft: Path) -> None:
     checks.judge("ppo.reference", not wrong, "; ".join(wrong) or f"{compared} tensors are those of the SFT artifact")
 
 
-def other_weights(model: Any, artifact: Path) -> tuple[list[str], int]:
+def other_weights(model: Any, artifact: Path, merged: bool = False) -> tuple[list[str], int]:
     """Return the names of the tensors of `model` that differ from the file in `artifact`, and how many were compared.
 
     Tensors of another shape or layout (in shares, in four bits) are left out. The files are read tensor by tensor.
+
+    Args:
+        merged: whether the file's layers are the backbone's plus the product of the adapter's matrices.
     """
     named = model.weights() if isinstance(model, AdapterView) else model.named_parameters()
+    adapted = model.backbone.layers if merged and isinstance(model, AdapterView) else {}
     weights: dict[str, Tensor] = {name.replace(".base_layer", ""): weight.detach() for name, weight in named}
     others, compared = list[str](), 0
     few = sum(weight.numel() for weight in weights.values()) > WHOLE
@@ -89,7 +95,14 @@ def other_weights(model: Any, artifact: Path) -> tuple[list[str], int]:
                 value = stored.get_tensor(name)
                 if value.shape == weight.shape:
                     compared += 1
-                    others += [] if torch.equal(value.to(weight.dtype), weight.cpu()) else [name]
+                    layer = next((layer for path, layer in adapted.items() if name.endswith(f".{path}.weight")), None)
+                    if layer is None:
+                        same = torch.equal(value.to(weight.dtype), weight.cpu())
+                    else:
+                        delta = layer.get_delta_weight(model.name).detach().float()
+                        allowed = 0.1 * delta.norm() + torch.finfo(value.dtype).eps * weight.norm()
+                        same = bool((value.float() - (weight + delta).cpu()).norm() <= allowed)
+                    others += [] if same else [name]
     return others, compared
 
 
@@ -177,6 +190,14 @@ def _check_reward_scores(checks: SelfChecks, models: Models, job: PpoJob, inputs
     checks.judge("ppo.reward_scores", difference <= allowed, numbers, fails=difference > 0.2)
 
 
+def check_average(checks: SelfChecks, average: WeightAverage, policy: Any) -> None:
+    """Judge that the policy has the weights of `ppo.ema` after its training. Raises CheckFailed if it has others."""
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    pairs = zip(average.weights, trained, strict=True)
+    others = sum(not (is_spread(weight) or torch.equal(mean, weight)) for mean, weight in pairs)
+    checks.judge("ppo.published", not others, f"{others} tensors are not those of the moving average (ppo.ema)")
+
+
 def check_end(
     checks: SelfChecks, models: Models, job: PpoJob, inputs: Mapping[str, Path], out: Path, metrics: Mapping[str, float]
 ) -> None:
@@ -190,6 +211,14 @@ def check_end(
     others = sum(row["prompt"] != expected["prompt"] for row, expected in zip(rows, heldout, strict=False))
     numbers = f"{others} of the {len(rows)} prompts of the evaluation are not those of prompts.test"
     checks.judge("ppo.evaluation_prompts", not others and len(rows) <= len(heldout), numbers)
+    wrong = sum(
+        row[side].get(name) != value
+        for row in rows
+        for side in ("policy", "sft")
+        for name, value in task_scores(inputs["data"], row["prompt"], row[side]["response"]).items()
+    )
+    numbers = f"{wrong} true scores (gold and others) in evaluation.jsonl are not those of their prompt and text"
+    checks.judge("ppo.evaluation", not wrong, numbers)
     _check_published(checks, models, out)
     _check_gain(checks, metrics)
     _check_sft_evaluation(checks, [row["sft"] for row in rows], job, inputs["sft"])
@@ -200,10 +229,7 @@ def check_end(
 
 
 def _check_published(checks: SelfChecks, models: Models, out: Path) -> None:
-    if isinstance(models.policy, AdapterView):
-        checks.skip("ppo.published", "the published model is the policy's adapter merged into the backbone")
-        return
-    others, count = other_weights(models.policy, out / "artifact")
+    others, count = other_weights(models.policy, out / "artifact", merged=True)
     if not count:
         checks.skip("ppo.published", "the weights are stored in another form")
         return
