@@ -16,7 +16,6 @@ from components.data.splits import SPLITS
 from components.data.support_desk.task import task_name
 from components.data.tables.published import read_split
 from components.distributed.ranks import go_on_alone, is_first
-from components.gates.self_checks import SelfChecks
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompt
 from components.models.folders import frozen, load_causal_lm, on_host, save_model
@@ -77,8 +76,7 @@ def train_on(
     """
     tokenizer = load_causal_lm(inputs["sft"], on_host(job.runtime))[1]  # the model itself is freed at once
     train = Pairs(tokenizer, splits["train"], job.generation, job.reward, out)
-    checks = SelfChecks()
-    check_encoding(checks, "reward.encoding", tokenizer, train.rows, train, job.generation)
+    checks = check_encoding("reward.encoding", tokenizer, train.rows, train, job.generation)
     pad_id, members = tokenizer.pad_token_id, []
     # Only a few calibration pairs are evaluated during training; the rest are encoded afterwards, like the test split.
     watching = splits["calibration"][: job.reward.watch.examples if job.reward.evaluate_every is not None else 0]

@@ -67,8 +67,8 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     )
     _need_enough(job.sft.batch_size if job.sft.train else 0, job, chosen, evaluated)
     examples, heldout_examples = chosen.examples, evaluated.examples
-    checks = check_heldout(train, read_split(inputs["data"] / "demonstrations.heldout"))
-    check_encoding(checks, "sft.encoding", tokenizer, train, examples, job.generation)
+    checks = check_encoding("sft.encoding", tokenizer, train, examples, job.generation)
+    check_heldout(checks, train, read_split(inputs["data"] / "demonstrations.heldout"))
     metrics = {
         "sft/demonstrations": float(len(examples)) if job.sft.train else 0.0,
         "sft/overlong": chosen.overlong / chosen.seen,
@@ -103,10 +103,9 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     loss = loss_a_token(losses, heldout_examples)
     metrics |= {**loss.metrics("sft/loss"), "sft/perplexity": math.exp(loss.value)}
     metrics |= perplexity_ratio(losses, baseline, heldout_examples).metrics("sft/perplexity_ratio")
-    learned = metrics["sft/perplexity"] < 0.5 * metrics["sft/unigram_perplexity"]
     check_losses(
-        checks, model, heldout_examples, losses, job.runtime, learned, task_name(inputs["data"]),
-        lambda rows: response_losses(model, pad_id, Examples.of(rows), job.runtime),
+        checks, model, heldout_examples, losses, job.runtime,
+        lambda rows: response_losses(model, pad_id, Examples.of(rows), job.runtime), metrics, task_name(inputs["data"]),
     )  # fmt: skip
     metrics |= _sample(job, inputs["data"], model, tokenizer, out, observe)  # after this only the first rank goes on
     checks.write(out)
