@@ -47,39 +47,25 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
     ),
     "training.passes": SelfCheck(
         "The batches of the first pass, with the examples; the order of the second pass's batches, with the first's.",
-        "some examples are never seen and others repeat, or passes are not shuffled",
-        "`fit` in `components/training/loop.py`, and `LengthBuckets` in `components/models/batching.py`",
-    ),
+        "some examples are never seen and others repeat, or none are shuffled", "`components/training/loop.py`"),
     "training.gradients": SelfCheck(
         "The gradients before a step's first backward pass, with none.",
-        "the gradients of earlier steps are not cleared, and add to those of the next",
-        "`step_and_clear` in `components/training/loop.py`",
-    ),
+        "the gradients of earlier steps are not cleared and add up", "`components/training/loop.py`"),
     "sft.heldout": SelfCheck(
         "The prompts of the training demonstrations, with the file of held-out ones.",
-        "the model trains on held-out demonstrations, on which its loss is measured",
-        "`run` in `components/sft/stage.py`",
-    ),
+        "the held-out demonstrations, on which the loss is measured, are trained on", "`components/sft/stage.py`"),
     "sft.encoding": SelfCheck(
         "The tokens of a few demonstrations, with the whole prompt in the tokenizer's template, the response and EOS.",
-        "the EOS that ends a response, a part of the prompt or the template's generation prompt is missing",
-        "`choose_demonstrations` in `components/sft/tokenized_demonstrations.py`, and `components/models/batching.py`",
-    ),
+        "EOS, a part of the prompt or the template's generation prompt is missing", "`choose_demonstrations`"),
     "sft.loss": SelfCheck(
         "The losses of a few held-out demonstrations, with those of a plain forward pass, one at a time.",
-        "the model reads the token that it predicts: its outputs are shifted; or losses are of other tokens",
-        "`predicting` in `components/models/logprobs.py`, and `token_losses`",
-    ),
+        "the model reads the token that it predicts: outputs are shifted", "`components/models/logprobs.py`"),
     "sft.prompt_use": SelfCheck(
         "The losses of held-out demonstrations under their own prompt and under another; it warns on your own data.",
-        "responses were read or trained under another prompt than their own",
-        "the demonstrations in the artifact of validate, and in your source",
-    ),
+        "responses were read or trained under another prompt than their own", "the demonstrations of validate"),
     "reward.encoding": SelfCheck(
         "The tokens of a few training pairs, with the whole prompt in the tokenizer's template, the response and EOS.",
-        "the EOS that ends a response, or a part of the prompt, as the system message, is missing",
-        "`Pairs` in `components/reward/training_pairs.py`, and `components/models/batching.py`",
-    ),
+        "EOS, the system message or another part of the prompt is missing", "`components/reward/training_pairs.py`"),
     "reward.prompt_use": SelfCheck(
         "The margins of test pairs under their own prompt and under another pair's; it warns on data of your own.",
         "pairs were read or trained under other prompts than their own",

@@ -35,7 +35,6 @@ from components.sft.mixed import MixedDemonstrations
 from components.training.loop import check_norm, check_resumed, clip_gradient, read, recomputed, seeded, step_and_clear
 from components.training.optim import build_optimizer, learning_rate_at, named_rate, set_learning_rate
 from components.training.terms import Loss, Measure, total
-from components.training.training_checks import check_cleared
 
 Pass = Callable[[Experience, Sequence[int], bool], Loss]
 """Returns the loss on some rows of a batch. The last argument says whether the policy is still the one that sampled."""
@@ -203,7 +202,6 @@ class Learner:
     ) -> list[tuple[MicroBatch, str, Measure]]:
         """Add the gradient of the micro-batches to the `stepped` models; return their measures, unread."""
         unread: list[tuple[MicroBatch, str, Measure]] = []
-        check_cleared(stepped.values())
         for i, work in enumerate(works, 1):
             for model in stepped.values():
                 reduce_at(model.model if isinstance(model, SeparateCritic) else model, last=i == len(works))

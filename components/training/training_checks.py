@@ -15,11 +15,10 @@ from components.models.chat.templates import FIXED
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime, autocast
 
-ROWS, BATCHES, MANY, FEW, MOST = 8, 10, 100_000, 200, 256
+ROWS, BATCHES, MANY, FEW, MOST, LEARNED = 8, 10, 100_000, 200, 256, 0.055
 """Most examples that are computed again; first batches of two passes, of which fewer may be alike by chance; most rows
-whose prompts are compared; fewest and most losses under other prompts: on the demo they rise by 6.6 errors."""
-LEARNED = 0.055
-"""A model with a perplexity of more than this, relative to a unigram model, need not read prompts (demo: 0.046)."""
+whose prompts are compared; fewest and most losses under other prompts (on the demo they rise by 6.6 errors), and the
+largest perplexity relative to a unigram model's (on the demo 0.046) with which a model certainly reads prompts."""
 
 
 def check_encoding(
@@ -27,7 +26,7 @@ def check_encoding(
 ) -> SelfChecks:
     """Return the judgement that `examples` (prompt and response, or pairs of both) begin with `rows`: their prompt in
     the tokenizer's own template, their response, EOS. Rows that exceed the limits are left out: they may be cut."""
-    checks, count, wrong = SelfChecks(), min(ROWS, len(examples)), list[str]()
+    checks, count, compared, wrong = SelfChecks(), min(ROWS, len(examples)), 0, list[str]()
     encoded = [ids for example in examples[:count] for ids in (example, *example[:2])]
     texts = [(row["prompt"], row[k]) for row in rows[:count] for k in ("response", "chosen", "rejected") if row.get(k)]
     for prompt, text in texts:
@@ -35,10 +34,13 @@ def check_encoding(
         before, after = tokenizer([asked, before_stop(tokenizer, text)], add_special_tokens=False)["input_ids"]
         after = [*after, tokenizer.eos_token_id]
         fits = len(before) <= limits.max_prompt_tokens and len(after) <= limits.max_new_tokens
+        compared += fits
         if fits and (before, after) not in encoded and before + after not in encoded:
             wrong.append(f", such as {tokenizer.decode(before + after)!r}")
-    numbers = f"{len(wrong)} of the first {len(texts)} texts are not encoded from the template's beginning to EOS"
-    checks.judge(name, not wrong, "".join([numbers, *wrong[:1]]))
+    checks.skip(name, "the first texts exceed generation.max_prompt_tokens or generation.max_new_tokens")
+    if compared:
+        numbers = f"{len(wrong)} of {compared} first texts are not encoded from the template's beginning to EOS"
+        checks.judge(name, not wrong, "".join([numbers, *wrong[:1]]))
     return checks
 
 

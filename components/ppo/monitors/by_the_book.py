@@ -29,6 +29,7 @@ from components.ppo.experience import Experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, Packed, SharedCritic, scatter
 from components.reward.scoring import score_sequences
+from components.training.training_checks import check_cleared
 
 ROWS = 8
 """Most responses whose prompts, scores and gradients are computed again."""
@@ -365,6 +366,7 @@ class UpdateChecks:
         if not is_judged(number) or not bool(experience.advantages.isfinite().all()):
             return  # a loss that is not finite has a check of its own
         models, job = self._learner.models, self._learner.job
+        check_cleared(models.trained().values(), self._checks)
         check_batch(self._checks, models, experience, job, beta, prompts, self._data, number)
         if number == 1:
             check_gradient(self._checks, self._learner, experience)
