@@ -4,6 +4,7 @@ A gate judges a result, an alarm watches a training, and a self-check judges the
 to trust with a plain computation of the same thing. The checks draw no random numbers, and no result depends on them.
 """
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,6 +45,27 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "the checkpoint lacks a model or the optimisers' state, or it was not loaded",
         "`restore_state` in `components/training/loop.py`, and the files `checkpoint/*/step-*`",
     ),
+    "training.passes": SelfCheck(
+        "The batches of the first pass, with the examples; the order of the second pass's batches, with the first's.",
+        "some examples are never seen and others repeat, or none are shuffled", "`components/training/loop.py`"),
+    "training.gradients": SelfCheck(
+        "The gradients before a step's first backward pass, with none.",
+        "the gradients of earlier steps are not cleared and add up", "`components/training/loop.py`"),
+    "sft.heldout": SelfCheck(
+        "The prompts of the training demonstrations, with the file of held-out ones.",
+        "the held-out demonstrations, on which the loss is measured, are trained on", "`components/sft/stage.py`"),
+    "sft.encoding": SelfCheck(
+        "The tokens of a few demonstrations, with the whole prompt in the tokenizer's template, the response and EOS.",
+        "EOS, a part of the prompt or the template's generation prompt is missing", "`choose_demonstrations`"),
+    "sft.loss": SelfCheck(
+        "The losses of a few held-out demonstrations, with those of a plain forward pass, one at a time.",
+        "the model reads the token that it predicts: outputs are shifted", "`components/models/logprobs.py`"),
+    "sft.prompt_use": SelfCheck(
+        "The losses of held-out demonstrations under their own prompt and under another; it warns on your own data.",
+        "responses were read or trained under another prompt than their own", "the demonstrations of validate"),
+    "reward.encoding": SelfCheck(
+        "The tokens of a few training pairs, with the whole prompt in the tokenizer's template, the response and EOS.",
+        "EOS, the system message or another part of the prompt is missing", "`components/reward/training_pairs.py`"),
     "reward.prompt_use": SelfCheck(
         "The margins of test pairs under their own prompt and under another pair's; it warns on data of your own.",
         "pairs were read or trained under other prompts than their own",
@@ -232,12 +254,12 @@ class SelfChecks:
         self.results.setdefault(name, CheckResult("not judged", reason))
 
     def write(self, out: Path) -> None:
-        """Write the results to the attachments of the stage's folder `out`, with what each check compares."""
+        """Write the results to the attachments of the stage's folder `out`, with those that were written before."""
         folder = out / "attachments"
         folder.mkdir(parents=True, exist_ok=True)
-        results = ((name, self.results[name]) for name in SELF_CHECKS if name in self.results)
-        rows = [
-            {"name": name, "verdict": result.verdict, "numbers": result.numbers, "compares": SELF_CHECKS[name].compares}
-            for name, result in results
-        ]
-        write_json(folder / FILE, rows)
+        earlier = json.loads((folder / FILE).read_text(encoding="utf-8")) if (folder / FILE).is_file() else []
+        rows = {row["name"]: row for row in earlier} | {
+            name: {"name": name, **vars(result), "compares": SELF_CHECKS[name].compares}
+            for name, result in self.results.items()
+        }
+        write_json(folder / FILE, [rows[name] for name in SELF_CHECKS if name in rows])

@@ -21,6 +21,7 @@ from tests.planted.catalogue import ROOT, Fault, edited
 PACKAGES = ("components", "data_contracts", "flows", "tasks")
 CHECKS = (
     "components/gates", "components/ppo/monitors", "components/reward/evaluation", "components/training/loop.py",
+    "components/training/training_checks.py",
     "components/human_eval/sheet_checks.py", "components/reward/substages/sheet_scores.py", "data_contracts",
     "flows/config/profiles/demo.yaml",
 )  # fmt: skip

@@ -31,6 +31,7 @@ from components.ppo.learner import Learner
 from components.ppo.models import Models, SeparateCritic
 from components.ppo.objective import policy_term, value_term
 from components.reward.scoring import score_sequences
+from components.training.training_checks import check_cleared
 
 ROWS = 8
 """Most responses whose prompts, scores and gradients are computed again."""
@@ -486,10 +487,13 @@ class UpdateChecks:
         if first or is_judged(number):
             of_book = book_beta(job.ppo.kl, [row[f"ppo/{job.ppo.kl.measure}"] for row in history])
             numbers = f"β of update {number} is {beta:.4g}, and by the KL of the {number - 1} before it {of_book:.4g}"
+            made = f"update {number} begins, and the history has {len(history)}"
+            self._checks.judge("training.resumed", len(history) == number - 1, made)
             self._checks.judge("ppo.beta", math.isclose(beta, of_book, rel_tol=1e-6), numbers)
         self._weights = {}
         if not is_judged(number) or not bool(experience.advantages.isfinite().all()):
             return  # a loss that is not finite has a check of its own
+        check_cleared(models.trained().values(), self._checks)
         check_batch(self._checks, models, experience, job, beta, prompts, self._data, number)
         if number <= 2 and not any(is_spread(parameter) for parameter in models.policy.parameters()):
             self._seen.append(Surprises.of(models.policy, experience.samples, job))
