@@ -106,10 +106,11 @@ def shares(rows: Sequence[Row]) -> str:
     caught, named = sum(row.caught for row in harmful), sum(row.named for row in rows)
     none = sum(row.harm == "no" for row in rows)
     return (
-        f"Of {len(rows)} faults {len(harmful) - expected} did harm, {none} did none, and {unknown} were stopped before "
-        f"it could be measured; {expected} of these were expected to do harm when the list was written. Of the "
-        f"{len(harmful)} that did harm or were expected to, {caught} were stopped or raised an alarm. Of all, {named} "
-        f"of {len(rows)} were named: stopped or alarmed at the right stage, by a message with a word of the cause."
+        f"Of {len(rows)} faults {len(harmful) - expected} did harm, {none} did none, and of {unknown} it is "
+        f"unknown (stopped early, or too few seeds); {expected} of these were expected to when the list was written. "
+        f"Of the {len(harmful)} that did harm or were expected to, {caught} were stopped or raised an alarm. Of all, "
+        f"{named} of {len(rows)} were named: stopped or alarmed at the right stage, by a message with a word of the "
+        "cause."
     )
 
 

@@ -196,7 +196,7 @@ def test_the_page_counts_what_was_caught_and_lists_what_was_not() -> None:
         (caught.name, ["check"], True, "unknown"), ("silent", [], False, "yes"),
     ]  # fmt: skip
     text = page.text_of([caught, silent], lines)
-    assert "Of 2 faults 1 did harm, 0 did none, and 1 were stopped" in text and "1 of these were expected" in text
+    assert "Of 2 faults 1 did harm, 0 did none, and of 1 it is unknown" in text and "1 of these were expected" in text
     assert "Of the 2 that did harm or were expected to, 1 were stopped" in text and "1 of 2 were named" in text
     assert "- `silent` (yes: the promise `held-out` is broken)" in text
 

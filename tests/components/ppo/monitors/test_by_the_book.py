@@ -20,6 +20,7 @@ from components.ppo import maths, objective
 from components.ppo.experience import Experience, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Packed
+from components.ppo.monitors import by_the_book
 from components.ppo.monitors.by_the_book import UpdateChecks, check_batch, check_gradient, is_judged
 
 BATCH = ["ppo.prompts", "ppo.endings", "ppo.scores", "ppo.state", "ppo.rewarded", "ppo.advantages", "ppo.gradient"]
@@ -233,10 +234,14 @@ def test_a_critic_or_a_policy_that_is_not_trained_is_named(two_updates: Callable
             two_updates(frozen(name))
 
 
-def test_a_ratio_that_stays_exactly_1_is_named(two_updates: Callable[..., SelfChecks]) -> None:
+@pytest.mark.parametrize("kl", [0.0, 1e-3])
+def test_a_ratio_that_stays_exactly_1_is_named(
+    two_updates: Callable[..., SelfChecks], monkeypatch: pytest.MonkeyPatch, kl: float
+) -> None:
     def of_itself(learner: Learner, batch: Experience, number: int) -> dict[str, float]:
-        return Learner.update(learner, batch, number) | {"ppo/ratio_max": 1.0, "ppo/approx_kl": 0.0}
+        return Learner.update(learner, batch, number) | {"ppo/ratio_max": 1.0, "ppo/approx_kl": kl}
 
+    monkeypatch.setattr(by_the_book, "MANY", 1)
     with pytest.raises(CheckFailed, match=r"ppo\.learned failed.*the ratio is exactly 1 in all 4 steps"):
         two_updates(of_itself)
 
