@@ -9,8 +9,8 @@ import torch
 
 from components.base.errors import CheckFailed
 from components.gates.self_checks import SelfChecks
-from components.reward.evaluation import prompt_use
-from components.reward.evaluation.prompt_use import check_prompt_use, with_other_prompts
+from components.reward.evaluation import boundaries
+from components.reward.evaluation.boundaries import check_prompt_use, with_other_prompts
 
 Score = Callable[[str, str], float]
 
@@ -33,8 +33,8 @@ def judge(monkeypatch: pytest.MonkeyPatch, stages: Any) -> Callable[..., SelfChe
             sides = ("chosen", "rejected")
             return tuple(np.array([score(row["prompt"][0]["content"], row[side]) for row in pairs]) for side in sides)
 
-        monkeypatch.setattr(prompt_use, "encode_pairs", lambda tokenizer, rows, generation, config: rows)
-        monkeypatch.setattr(prompt_use, "score_pairs", scored)
+        monkeypatch.setattr(boundaries, "encode_pairs", lambda tokenizer, rows, generation, config: rows)
+        monkeypatch.setattr(boundaries, "score_pairs", scored)
         return check_prompt_use(None, type("Tokenizer", (), {"pad_token_id": 0}), rows, stages.job("reward"), task)
 
     return judge
