@@ -112,7 +112,7 @@ def train_on(
     published, of_pairs = ScoreScale.read(out / "artifact"), inputs.get("judge_data", inputs["data"])
     boundaries.check_pairs(checks, whole, tokenizer, job, of_pairs, published.temperature, margins, metrics)
     boundaries.check_sft_scores(checks, ("reward.sft_scores",) * 2, whole, tokenizer, job, inputs["data"],
-                                out / "artifact", published, EnsembleConfig(), exact=False)  # fmt: skip
+                                out / "artifact", published, EnsembleConfig(), boundaries.rounding(job))  # fmt: skip
     checks.write(out)
     if len(members) > 1:
         centred = sft_scores - sft_scores.mean(1, keepdim=True)

@@ -62,7 +62,7 @@ def test_the_rows_of_a_file_are_found_again_by_their_number(tmp_path, validate, 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet", None])
 def test_a_turned_label_is_named_with_its_row(tmp_path, validate, turned, suffix):
     files = {} if suffix is None else {"preferences": written(tmp_path / f"pairs.{suffix}", ROWS)}
-    with pytest.raises(CheckFailed, match=r"validate\.direction failed.* in 1 of \d+ pairs, as in row 5 of preferences"):
+    with pytest.raises(CheckFailed, match=r"validate\.direction failed.* in 1 of \d+ pairs, as in row 5 of pref"):
         validate(tmp_path / "out", files, generator={"demonstrations": 50, "pairs": 120})
 
 

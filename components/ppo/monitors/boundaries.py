@@ -24,7 +24,7 @@ from components.ppo.config import PpoJob
 from components.ppo.experience import sampled_batches
 from components.ppo.models import Models
 from components.ppo.monitors.by_the_book import is_exact, plain_logprobs, tokens_of
-from components.reward.evaluation.boundaries import check_sft_scores
+from components.reward.evaluation.boundaries import EXACT, ROUNDED, check_sft_scores
 from components.reward.scoring import score_sequences
 from components.sft.tokenized_demonstrations import choose_demonstrations, loss_a_token, response_losses
 
@@ -49,7 +49,7 @@ def check_inputs(checks: SelfChecks, models: Models, job: PpoJob, inputs: Mappin
     _check_sft_loss(checks, models, job, inputs)
     names, reward = ("ppo.scale", "ppo.reward_scores"), inputs["reward"]
     check_sft_scores(checks, names, models.reward_model, models.tokenizer, job, inputs["data"], reward, models.scale,
-                     job.ppo.score, is_exact(job))  # fmt: skip
+                     job.ppo.score, EXACT if is_exact(job) else ROUNDED)  # fmt: skip
 
 
 def _check_reference(checks: SelfChecks, models: Models, sft: Path) -> None:
