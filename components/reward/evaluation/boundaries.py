@@ -96,8 +96,8 @@ def check_pairs(
             knows nothing; a few pairs, scored one by one, have other margins; or a number is not what it is named.
     """
     rows = read_split(data / "pairs.train")[: job.reward.max_pairs]
-    some, votes = [*rows[:: max(1, len(rows) // MOST)]], lambda row: row.get("soft_label")
-    some = [row for row in some if votes(row) is None or votes(row) > 0.5]
+    some = [*rows[:: max(1, len(rows) // MOST)]]
+    some = [row for row in some if row.get("soft_label") is None or row["soft_label"] > 0.5]
     if job.reward.objectives or not some:
         checks.skip("reward.direction", "votes on objectives, or shares of votes, may contradict the labels")
     else:
