@@ -24,7 +24,7 @@ def check_direction(checks: SelfChecks, artifact: Path, sources: Sequence[RowSou
     Raises:
         CheckFailed: a pair has them exchanged.
     """
-    published, found, turned = dict[tuple[str, int], tuple[str, ...]](), 0, list[str]()
+    published, compared, turned = dict[tuple[str, int], tuple[str, ...]](), 0, list[str]()
     for split in SPLITS:
         rows = read_split(artifact / f"pairs.{split}")
         numbers = rows.dataset.data.column("row").to_numpy()  # type: ignore[attr-defined]
@@ -34,13 +34,13 @@ def check_direction(checks: SelfChecks, artifact: Path, sources: Sequence[RowSou
         for raw in islice(source.rows, FIRST):
             named = [raw.data.get(str(source.columns.get(side, side))) for side in ("chosen", "rejected")]
             texts = published.get((str(raw.data.get("source") or source.file).strip(), raw.number), ("", ""))
-            said = [_last_text(value) for value in named]
-            right, wrong = (all(map(str.endswith, said, some)) for some in (texts, texts[::-1]))
-            found += right != wrong
+            responses = [_last_text(value) for value in named]
+            right, wrong = (all(map(str.endswith, responses, some)) for some in (texts, texts[::-1]))
+            compared += right != wrong
             turned += [f"row {raw.number} of {source.file}"] if wrong and not right else []
-    if found:
+    if compared:
         some = f", as in {turned[0]}" if turned else ""
-        numbers = f"chosen and rejected are exchanged in {len(turned)} of {found} pairs{some}"
+        numbers = f"chosen and rejected are exchanged in {len(turned)} of {compared} pairs{some}"
         checks.judge("validate.direction", not turned, numbers)
     else:
         checks.skip("validate.direction", "no row that was read again is a published pair with `chosen` and `rejected`")

@@ -33,7 +33,7 @@ LEFT_OUT = {
     "components.gates.remedies": "It is advice on gates and alarms.",
     "components.gates.self_checks": "A check that fails raises, and the results of those that hold are attachments.",
     "components.human_eval.sheet_checks": "It judges what was written, and writes no byte of it.",
-    "components.reward.evaluation.boundaries": "It judges what was written, and writes no byte of it.",
+    "components.reward.evaluation.model_checks": "It judges what was written, and writes no byte of it.",
     "components.training.stopping": "A loop that a signal stops continues from its checkpoint to the same bytes.",
     "data_contracts.label_direction": "It judges what was written, and writes no byte of it.",
 }

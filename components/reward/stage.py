@@ -21,9 +21,9 @@ from components.models.batching import encode_prompt
 from components.models.folders import frozen, load_causal_lm, on_host, save_model
 from components.models.sampling import ANSWERS_STREAM, SftAnswers, generate_responses
 from components.reward.config import BINS, EnsembleConfig, RewardJob
-from components.reward.evaluation import boundaries
 from components.reward.evaluation.baselines import chosen_shown_first, length_baseline, majority_baseline
 from components.reward.evaluation.length import response_tokens
+from components.reward.evaluation.model_checks import check_model
 from components.reward.evaluation.probes import ProbeTexts, robustness_metrics, robustness_report
 from components.reward.evaluation.slices import ScoredPairs, character_gaps, slice_report
 from components.reward.pair_scores import score_pairs
@@ -101,7 +101,6 @@ def train_on(
     task = task_name(inputs["data"])
     robustness = robustness_report(job, whole, members, tokenizer, splits["test"], sft_samples, scale.scale, task)
     write_json(out / "artifact" / "robustness.json", robustness)
-    checks = boundaries.check_prompt_use(whole, tokenizer, splits["test"], job, task)
     metrics = {f"reward/{n}": float(value) for n in _REPORTED if (value := calibrated[n]) is not None} | {
         "reward/test_pairs": float(len(pairs["test"])),
         "reward/invariance": invariance(whole, pad_id, list(pairs["test"].chosen[:32]), job.runtime),
@@ -109,11 +108,7 @@ def train_on(
         "reward/scale": scale.scale,
         **robustness_metrics(robustness),
     }
-    published, of_pairs = ScoreScale.read(out / "artifact"), inputs.get("judge_data", inputs["data"])
-    boundaries.check_pairs(checks, whole, tokenizer, job, of_pairs, published.temperature, margins, metrics)
-    boundaries.check_sft_scores(checks, ("reward.sft_scores",) * 2, whole, tokenizer, job, inputs["data"],
-                                out / "artifact", published, EnsembleConfig(), boundaries.rounding(job))  # fmt: skip
-    checks.write(out)
+    check_model(whole, tokenizer, job, inputs, splits["test"], out, margins, metrics)
     if len(members) > 1:
         centred = sft_scores - sft_scores.mean(1, keepdim=True)
         metrics["reward/disagreement"] = float(centred.std(0).mean()) / scale.scale

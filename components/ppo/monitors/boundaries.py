@@ -24,7 +24,7 @@ from components.ppo.config import PpoJob
 from components.ppo.experience import sampled_batches
 from components.ppo.models import Models
 from components.ppo.monitors.by_the_book import is_exact, plain_logprobs, tokens_of
-from components.reward.evaluation.boundaries import EXACT, ROUNDED, check_sft_scores
+from components.reward.evaluation.model_checks import EXACT, ROUNDED, check_sft_scores
 from components.reward.scoring import score_sequences
 from components.sft.tokenized_demonstrations import choose_demonstrations, loss_a_token, response_losses
 

@@ -38,7 +38,7 @@ TABLE = [
     ("components/gates/remedies.py", "", CODE, set(), set()),
     ("components/gates/self_checks.py", "", CODE, set(), set()),
     ("components/human_eval/sheet_checks.py", "", CODE, set(), set()),
-    ("components/reward/evaluation/boundaries.py", "", CODE, set(), set()),
+    ("components/reward/evaluation/model_checks.py", "", CODE, set(), set()),
     ("data_contracts/label_direction.py", "", CODE, set(), set()),
     ("components/store/store.py", "", CODE, set(), set()),
     ("tasks/execution/runner.py", "", CODE, set(), set()),
@@ -148,7 +148,7 @@ def test_what_no_key_holds_is_used_only_where_it_cannot_reach_an_artifact(module
         "components.human_eval.sheet_checks": {
             "components.human_eval.blinded_sample", "components.human_eval.unblinded_score",
         },
-        "components.reward.evaluation.boundaries": {"components.ppo.monitors.boundaries", "components.reward.stage"},
+        "components.reward.evaluation.model_checks": {"components.ppo.monitors.boundaries", "components.reward.stage"},
         "data_contracts.label_direction": {"data_contracts.published_splits"},
         # Records of gates, which judge after a stage, and of alarms, of which PPO stores no advice.
         "components.gates.remedies": {
@@ -160,7 +160,7 @@ def test_what_no_key_holds_is_used_only_where_it_cannot_reach_an_artifact(module
         },
     }  # fmt: skip
     # What the self-checks import is theirs alone: they hand nothing on.
-    checks = {name for name in LEFT_OUT if name.endswith(("_checks", ".boundaries", ".label_direction"))}
+    checks = {name for name in LEFT_OUT if name.endswith(("_checks", ".label_direction"))}
     imports = {name: imported(tree) for name, tree in modules.items()}
     assert {left: {name for name, found in imports.items() if left in found} for left in users} == users
     for left in LEFT_OUT.keys() - checks:

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.special import expit
 from scipy.stats import rankdata
 
+from components.data.support_desk.task import task_name
 from components.data.tables.published import read_split
 from components.gates.self_checks import SelfChecks
 from components.models.batching import encode_prompt
@@ -31,6 +32,29 @@ LEAST, NONE = 2.5, 1.0
 built-in task, the model does without the prompt."""
 BETTER_THAN_CHANCE = 0.6
 """A model with a lower accuracy has learned too little to be judged."""
+
+
+def check_model(
+    model: Any, tokenizer: Any, job: RewardJob, inputs: Mapping[str, Path], test: Sequence[PreferencePair], out: Path,
+    margins: Mapping[str, FloatArray], metrics: Mapping[str, float],
+) -> None:  # fmt: skip
+    """Judge the trained model and what its stage reports, and write the results to the attachments of `out`.
+
+    Args:
+        inputs: the stage's; a judge's pairs are in `judge_data`.
+        test: the pairs of which the stage reports.
+        margins, metrics: as for `check_pairs`.
+
+    Raises:
+        CheckFailed: as for the other functions here.
+    """
+    data, scale = inputs["data"], ScoreScale.read(out / "artifact")
+    checks = check_prompt_use(model, tokenizer, test, job, task_name(data))
+    check_pairs(checks, model, tokenizer, job, inputs.get("judge_data", data), scale.temperature, margins, metrics)
+    names = ("reward.sft_scores", "reward.sft_scores")
+    check_sft_scores(checks, names, model, tokenizer, job, data, out / "artifact", scale, EnsembleConfig(),
+                     rounding(job))  # fmt: skip
+    checks.write(out)
 
 
 def margins_of(model: Any, tokenizer: Any, rows: Sequence[PreferencePair], job: RewardJob) -> FloatArray:
@@ -124,8 +148,8 @@ def check_pairs(
         if not math.isclose(metrics[f"reward/{name}"], value, rel_tol=1e-4, abs_tol=1e-6):
             wrong["test"] += [f"reward/{name} is {metrics[f'reward/{name}']:.4f}, and by the test margins {value:.4f}"]
     for split, name in (("test", "reward.test_pairs"), ("calibration", "reward.calibration")):
-        held = f"{len(margins[split])} pairs of pairs.{split}, at the temperature {temperature:.3f}"
-        checks.judge(name, not wrong[split], "; ".join(wrong[split]) or held)
+        numbers = f"{len(margins[split])} pairs of pairs.{split}, at the temperature {temperature:.3f}"
+        checks.judge(name, not wrong[split], "; ".join(wrong[split]) or numbers)
 
 
 def _expected(margins: FloatArray) -> dict[str, float]:

@@ -15,8 +15,8 @@ from components.data.tables.published import read_split
 from components.gates.self_checks import SelfChecks
 from components.models.folders import load_reward_model
 from components.reward import stage, train
-from components.reward.evaluation import boundaries
-from components.reward.evaluation.boundaries import check_prompt_use, with_other_prompts
+from components.reward.evaluation import model_checks
+from components.reward.evaluation.model_checks import check_prompt_use, with_other_prompts
 from components.reward.losses import pair_losses
 from components.reward.scoring import ScoreScale
 from components.stats.calibration.calibration_metrics import calibration, fit_temperature
@@ -43,8 +43,8 @@ def judge(monkeypatch: pytest.MonkeyPatch, stages: Any) -> Callable[..., SelfChe
             sides = ("chosen", "rejected")
             return tuple(np.array([score(row["prompt"][0]["content"], row[side]) for row in pairs]) for side in sides)
 
-        monkeypatch.setattr(boundaries, "encode_pairs", lambda tokenizer, rows, generation, config: rows)
-        monkeypatch.setattr(boundaries, "score_pairs", scored)
+        monkeypatch.setattr(model_checks, "encode_pairs", lambda tokenizer, rows, generation, config: rows)
+        monkeypatch.setattr(model_checks, "score_pairs", scored)
         return check_prompt_use(None, type("Tokenizer", (), {"pad_token_id": 0}), rows, stages.job("reward"), task)
 
     return judge
@@ -139,7 +139,7 @@ def test_a_model_that_learned_nothing_may_prefer_the_rejected(stages: Any, tmp_p
     rows = list(read_split(inputs["data"] / "pairs.train"))
     stage.run(job, inputs, tmp_path / "one", lambda *_, **__: None)
     model, tokenizer = load_reward_model(tmp_path / "one" / "artifact", job.runtime)
-    margins = boundaries.margins_of(model, tokenizer, rows, job)
+    margins = model_checks.margins_of(model, tokenizer, rows, job)
     shutil.rmtree(tmp_path / "data" / "pairs.train")
     against, with_it = (
         [row for row, d in zip(rows, margins, strict=True) if (d < 0) == sign] for sign in (True, False)
