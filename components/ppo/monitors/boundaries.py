@@ -20,19 +20,18 @@ from components.distributed.sharding import is_spread
 from components.gates.self_checks import SelfChecks
 from components.models.adapters import AdapterView
 from components.models.batching import encode_prompt
-from components.models.sampling import ANSWERS
 from components.models.weights import load_from
 from components.ppo.config import PpoJob
 from components.ppo.experience import sampled_batches
 from components.ppo.models import Models
 from components.ppo.monitors.by_the_book import Surprises, check_sampled, is_exact, plain_logprobs, tokens_of
-from components.reward.scoring import combine, read_sft_scores, score_sequences
+from components.reward.evaluation.model_checks import EXACT, ROUNDED, check_sft_scores
+from components.reward.scoring import score_sequences
 from components.sft.tokenized_demonstrations import choose_demonstrations, loss_a_token, response_losses
 from components.training.trained_weights import WeightAverage
 
-MEASURED, DEMONSTRATIONS, ANSWERS_SCORED = 512, 96, 48
-"""Held-out demonstrations whose loss the stage of sft measures by default, most of them that are measured again, and
-most of SFT's answers that are scored."""
+MEASURED, DEMONSTRATIONS = 512, 96
+"""Held-out demonstrations whose loss the stage of sft measures by default, and most of them that are measured again."""
 AGAIN = 64
 """Number of prompts of the evaluation that are answered again."""
 FEW = 16
@@ -50,7 +49,9 @@ def check_inputs(checks: SelfChecks, models: Models, job: PpoJob, inputs: Mappin
     _check_reference(checks, models, inputs["sft"])
     _check_tokenizers(checks, models.tokenizer, inputs)
     _check_sft_loss(checks, models, job, inputs)
-    _check_reward_scores(checks, models, job, inputs)
+    names, reward = ("ppo.scale", "ppo.reward_scores"), inputs["reward"]
+    check_sft_scores(checks, names, models.reward_model, models.tokenizer, job, inputs["data"], reward, models.scale,
+                     job.ppo.score, EXACT if is_exact(job) else ROUNDED)  # fmt: skip
 
 
 def _check_reference(checks: SelfChecks, models: Models, sft: Path) -> None:
@@ -157,37 +158,6 @@ def _check_sft_loss(checks: SelfChecks, models: Models, job: PpoJob, inputs: Map
     numbers = f"{value:.3f} nats a token here, {recorded:.3f} in the record of sft ({allowed:.2f} apart is allowed)"
     off = abs(value - recorded)
     checks.judge(name, off <= allowed, numbers, fails=off > allowed + 0.5 * recorded)
-
-
-def _check_reward_scores(checks: SelfChecks, models: Models, job: PpoJob, inputs: Mapping[str, Path]) -> None:
-    """Score SFT's stored answers again with the loaded reward model, and compute the scale of the stored scores."""
-    artifact = inputs["reward"]
-    stored = read_sft_scores(artifact)
-    expected = combine(stored, stored.mean(1), job.ppo.score)
-    shift, scale = float(expected.mean()), float(expected.std())
-    off = max(abs(models.scale.shift - shift), abs(models.scale.scale - scale))
-    numbers = (
-        f"shift {models.scale.shift:.3f} and scale {models.scale.scale:.3f}, by the artifact's scores {shift:.3f} "
-    )
-    checks.judge("ppo.scale", off <= 1e-3 * scale, f"{numbers}and {scale:.3f}")
-    if not (artifact / ANSWERS).is_file():
-        checks.skip("ppo.reward_scores", "release 0.1.0 stored no answers of SFT")
-        return
-    count = min(ANSWERS_SCORED, len(models.answers.ids), len(expected))
-    rows = read_split(inputs["data"] / "prompts.calibration")[:count]
-    if len(rows) < count:
-        checks.skip("ppo.reward_scores", "SFT's answers are to other prompts than those of these data")
-        return
-    prompts = [encode_prompt(models.tokenizer, row["prompt"], job.generation.max_prompt_tokens) for row in rows]
-    samples = models.answers.samples(slice(0, count), prompts, models.tokenizer, "cpu")
-    sequences = [prompt + samples.reward_ids(i) for i, prompt in enumerate(prompts)]
-    scores = score_sequences(models.reward_model, models.tokenizer.pad_token_id, sequences, job.runtime).double()
-    difference = float((scores - expected[:count]).abs().median()) / scale
-    allowed = 0.02 if is_exact(job) else 0.2
-    numbers = f"{count} answers of SFT score {difference:.2g} standard deviations from their stored scores, by median"
-    numbers += f" ({allowed:g} is allowed)"
-    # The stage of reward may have computed in another number format than this one.
-    checks.judge("ppo.reward_scores", difference <= allowed, numbers, fails=difference > 0.2)
 
 
 def check_average(checks: SelfChecks, average: WeightAverage, policy: Any) -> None:
