@@ -100,7 +100,8 @@ class Planting:
 
     def command(self, options: Sequence[str], seed: int) -> list[str]:
         """Return the arguments of a run with further `options`."""
-        return ["run", self.profile, *self.until, *parted([*self.size, f"seed={seed}", *options])]
+        size = () if any(option.startswith("policy.method=") for option in options) else self.size  # they are PPO's
+        return ["run", self.profile, *self.until, *parted([*size, f"seed={seed}", *options])]
 
     def base(self, options: Sequence[str] = (), seed: int = 0) -> tuple[Home, Line]:
         """Return the home and the line of the undisturbed run with further `options`; the first caller computes it.
@@ -118,6 +119,8 @@ class Planting:
                     plain.copy(folder / "home")
                 tether = Tether(copied(folder / "code"), folder / "home", self.environment)
                 line = self._to_the_end(tether, tether(*command), command) | self.about("", "", options, seed)
+                if line["exit"] not in (0, 3):
+                    raise RuntimeError(f"the undisturbed run ended with {line['exit']}: {line['message']}")
                 path.write_text(json.dumps(line), encoding="utf-8")
                 self.write(line)
         return Home(folder / "home"), line

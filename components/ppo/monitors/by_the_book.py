@@ -396,14 +396,14 @@ def check_gradient(checks: SelfChecks, learner: Learner, experience: Experience)
     if ranks.size() > 1 or any(is_spread(p) for p in chain(*parameters.values())):
         checks.skip(name, "several ranks share the batch")
         return
-    rows, small = list(range(min(ROWS, len(experience.scores)))), {"micro_batch_tokens": None}
+    rows = list(range(min(ROWS, len(experience.scores))))
+    small = {"micro_batch_size": max(1, len(rows) // 2), "micro_batch_tokens": None}
     passes, n = experience.passes, experience.logprobs.shape[1]
     shifts = torch.tensor(SHIFTS, device=experience.logprobs.device).repeat(n)[:n]
     passes = passes._replace(policy=passes.policy + shifts)
     if passes.values is not None:
         passes = passes._replace(values=passes.values + shifts * experience.returns_deviation)
     moved = replace(experience, passes=passes)
-    small["micro_batch_size"] = max(1, len(rows) // 2)
     parts = replace(learner, job=job.model_copy(update={"ppo": config.model_copy(update=small)}))
     losses = parts.passes()
     for part, of_part in losses.items():
