@@ -10,7 +10,7 @@ UV := 0.13.9
 # The test files that have a mark, unless ARGS names files: collecting all of them takes half a minute.
 marked = $(if $(filter tests/%,$(ARGS)),,$(shell grep -rlE --include='test_*.py' 'mark\.($(1))' tests))
 
-.PHONY: demo test chat-templates test-servers test-core core-sample test-containers bench-review bench-raters bench-noise bench-alarms bench-gpu test-browser test-ranks test-simulator test-label-studio test-vllm test-architectures architectures-sample faults planted faults-sample fuzz test-slow real-evaluation check reference lessons docs mutants bench serve install lock audit clean
+.PHONY: demo test chat-templates test-servers test-core core-sample test-containers bench-review bench-raters bench-noise bench-alarms bench-gpu test-browser test-ranks test-simulator test-label-studio test-vllm test-architectures architectures-sample faults planted planted-sample faults-sample fuzz test-slow real-evaluation check reference lessons docs mutants bench serve install lock audit clean
 
 # Threads that wait for others sleep, as in every command of ours: beside a second test on two cores they took the other's time.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -78,6 +78,10 @@ faults: $(INSTALLED)
 # continues where it was interrupted. ARGS="--only NAME" runs one, "--sample 3" some, "--seeds 0-19" undisturbed seeds.
 planted: $(INSTALLED)
 	$(BIN)/python -m tests.planted.run $(ARGS)
+
+# Three of those that a self-check stops, drawn by the commit's id, in the profile `tiny`: each must be stopped again. Two minutes.
+planted-sample: $(INSTALLED)
+	$(BIN)/python -m tests.planted.run --small 3 $(ARGS)
 
 # One in eight of each kind of these faults, and kills at ten moments in every stage and phase. The commit's id draws them,
 # so that every commit tests others; the first line of the output says the id, and TETHER_FAULTS_SAMPLE=ID repeats its draw.

@@ -20,6 +20,7 @@ from components.gates.self_checks import SelfChecks
 from data_contracts.examine import Examination, Examined
 from data_contracts.findings.texts import overlong
 from data_contracts.findings.whole import TRAIN
+from data_contracts.label_direction import check_direction
 from data_contracts.rows.ledger import Ledger, combined, first_of_each
 from data_contracts.rows.measuring import places
 
@@ -31,13 +32,14 @@ def write_splits(data: Examination, artifact: Path) -> dict[str, float]:
         The numbers of published rows, and the shares that exceed the token limit, as metrics.
 
     Raises:
-        CheckFailed: as for `check_splits`, whose results are written to the attachments.
+        CheckFailed: as for `check_splits` and `check_direction`, whose results are written to the attachments.
     """
     published = _published(data)
     for rows in published:
         _write(artifact, rows)
     sizes, checks = _sizes(data, *published), SelfChecks()
     check_splits(checks, artifact, sizes, data.job.data.split)
+    check_direction(checks, artifact, data.pairs.sources)
     checks.write(artifact.parent)
     return sizes
 

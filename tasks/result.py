@@ -1,6 +1,8 @@
 """The inputs and results of stages, shared by the runner, the tracking and the flows."""
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -10,7 +12,7 @@ from pydantic import Field
 from components.base.errors import UserError
 from components.base.hashing import digest_file
 from components.base.nested import group
-from components.base.paths import holds_model_or_data
+from components.base.paths import holds_model_or_data, open_regular
 from components.base.settings import Settings
 from components.gates.judging import Verdict
 from components.store.records import SHA
@@ -67,12 +69,16 @@ class Input(Settings):
         return cls.of(path)
 
     def check(self) -> None:
-        """Raise `InputChanged` if an external file has changed since it was digested. `stored` inputs are not
-        checked."""
-        if not self.stored and (not self.path.exists() or Input.of(self.path).digest != self.digest):
+        """Raise `InputChanged` unless `digest` is the sha256 of an external file's content, read anew without `of`.
+        `stored` inputs are not checked."""
+        digest = Input.of(self.path).digest if self.path.is_dir() and not self.stored else ""
+        with suppress(OSError), open_regular(self.path) as file:  # it may be gone; a folder is no regular file
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if not self.stored and digest != self.digest:
             raise InputChanged(
                 f"{self.path} changed after the run began (its sha256 was {self.digest[:12]}), so nothing was computed "
-                "from it. Run again, and leave the file as it is until its stage is done."
+                "from it. Run again, and leave the file as it is until its stage is done. If it did not change, the "
+                "digest is not its content's sha256: this is a fault in the code."
             )
 
 

@@ -4,6 +4,7 @@ A gate judges a result, an alarm watches a training, and a self-check judges the
 to trust with a plain computation of the same thing. The checks draw no random numbers, and no result depends on them.
 """
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,15 +40,61 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "prompts are not split by their hash, or the rows that `data.sources` leaves out are of certain splits",
         "`split_of` in `components/data/splits.py`",
     ),
+    "validate.direction": SelfCheck(
+        "Chosen and rejected of published pairs, with the first rows of the source files that name them.",
+        "the label is turned round between the file and the published pair",
+        "the format of the file in `components/data/formats`, and `data_contracts/published_splits.py`",
+    ),
     "training.resumed": SelfCheck(
         "After an interruption, the steps that each optimiser counts, with those of the history; moments are not 0.",
-        "the checkpoint lacks the optimisers' state, or it was not loaded",
+        "the checkpoint lacks a model or the optimisers' state, or it was not loaded",
         "`restore_state` in `components/training/loop.py`, and the files `checkpoint/*/step-*`",
     ),
+    "training.passes": SelfCheck(
+        "The batches of the first pass, with the examples; the order of the second pass's batches, with the first's.",
+        "some examples are never seen and others repeat, or none are shuffled", "`components/training/loop.py`"),
+    "training.gradients": SelfCheck(
+        "The gradients before a step's first backward pass, with none.",
+        "the gradients of earlier steps are not cleared and add up", "`components/training/loop.py`"),
+    "sft.heldout": SelfCheck(
+        "The prompts of the training demonstrations, with the file of held-out ones.",
+        "the held-out demonstrations, on which the loss is measured, are trained on", "`components/sft/stage.py`"),
+    "sft.encoding": SelfCheck(
+        "The tokens of a few demonstrations, with the whole prompt in the tokenizer's template, the response and EOS.",
+        "EOS, a part of the prompt or the template's generation prompt is missing", "`choose_demonstrations`"),
+    "sft.loss": SelfCheck(
+        "The losses of a few held-out demonstrations, with those of a plain forward pass, one at a time.",
+        "the model reads the token that it predicts: outputs are shifted", "`components/models/logprobs.py`"),
+    "sft.prompt_use": SelfCheck(
+        "The losses of held-out demonstrations under their own prompt and under another; it warns on your own data.",
+        "responses were read or trained under another prompt than their own", "the demonstrations of validate"),
+    "reward.encoding": SelfCheck(
+        "The tokens of a few training pairs, with the whole prompt in the tokenizer's template, the response and EOS.",
+        "EOS, the system message or another part of the prompt is missing", "`components/reward/training_pairs.py`"),
     "reward.prompt_use": SelfCheck(
         "The margins of test pairs under their own prompt and under another pair's; it warns on data of your own.",
         "pairs were read or trained under other prompts than their own",
         "the prompts in `pairs.*` of the artifact of validate, and `components/reward/training_pairs.py`",
+    ),
+    "reward.direction": SelfCheck(
+        "The log loss of the training pairs with labels exchanged, with ln 2, that of a model that knows nothing.",
+        "the loss or a margin has the other sign, so that rejected responses are preferred to chosen ones",
+        "`components/reward/losses.py`, and the order of a pair in `components/reward/training_pairs.py`",
+    ),
+    "reward.test_pairs": SelfCheck(
+        "The margins of test pairs, with some read from disk and scored alone; what is reported, with sums over them.",
+        "other pairs than pairs.test are reported, as training pairs, or at another temperature than the published one",
+        "`run` and `_calibrate` in `components/reward/stage.py`",
+    ),
+    "reward.calibration": SelfCheck(
+        "The margins of calibration pairs, with some scored alone; the slope of their log loss at the temperature.",
+        "the temperature was fitted on other pairs than pairs.calibration, or is not the best one for them",
+        "`_calibrate` in `components/reward/stage.py`, and `fit_temperature`",
+    ),
+    "reward.sft_scores": SelfCheck(
+        "SFT's stored answers to the calibration prompts, scored again, with their stored scores and the scale.",
+        "SFT answered other prompts than those of prompts.calibration, or the scale is not that of its scores",
+        "`sample_sft` in `components/reward/stage.py`, and `ScoreScale` in `components/reward/scoring.py`",
     ),
     "ppo.reference": SelfCheck(
         "The weights of SFT, reference and policy before the first update, with the files of the artifact of sft.",
@@ -94,11 +141,6 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "responses or scores are not in the frame in which the scale was measured",
         "the sampler, the encoding of prompts and endings, and the scale in the artifact of reward",
     ),
-    "ppo.state": SelfCheck(
-        "The critic's value of a state with two different tokens chosen in it.",
-        "the critic reads the token that it is to judge",
-        "`predicting` in `components/models/logprobs.py`",
-    ),
     "ppo.sampled": SelfCheck(
         "Log-probabilities of the sampled tokens, with their expectation under the policy; responses with each other.",
         "the sampler has another temperature, leaves out a tail, or gives responses the same random numbers",
@@ -109,6 +151,11 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
         "the scale or a penalty is left out, or is in another order",
         "`rewarded_scores` in `components/ppo/experience.py`",
     ),
+    "ppo.beta": SelfCheck(
+        "β of an update, with the controller's formula over the KL of all updates before it.",
+        "the controller moves the coefficient the other way, or lost its state on a resume",
+        "`KLController` in `components/ppo/control.py`",
+    ),
     "ppo.advantages": SelfCheck(
         "Advantages and returns of a batch, with loops over -β times the log-ratio, plus the score at the last token.",
         "the score lies on another token, KL has another sign, or advantages are not those of the method",
@@ -116,12 +163,12 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
     ),
     "ppo.gradient": SelfCheck(
         "The gradients of policy and critic on some responses of the first update, with PPO's loss by the book.",
-        "the loss has another sign or mask, clips other ratios, or its micro-batches are not weighted by their share",
+        "the loss has another sign, mask, ratio or clip, a token sees itself, or micro-batches are not weighted",
         "`components/ppo/objective.py` and `Learner.backward` in `components/ppo/learner.py`",
     ),
     "ppo.learned": SelfCheck(
-        "What an update has changed: weights of policy and critic, the critic's gradient, the ratio in later steps.",
-        "a model is not trained, or the log-probabilities of the sampler are computed again in each step",
+        "Which rows an update took, and what it has changed: the weights of policy and critic.",
+        "a model is not trained, or some rows are never learnt from",
         "`Learner.update` in `components/ppo/learner.py`, and `policy_term` in `components/ppo/objective.py`",
     ),
     "ppo.fresh": SelfCheck(
@@ -232,12 +279,12 @@ class SelfChecks:
         self.results.setdefault(name, CheckResult("not judged", reason))
 
     def write(self, out: Path) -> None:
-        """Write the results to the attachments of the stage's folder `out`, with what each check compares."""
+        """Write the results to the attachments of the stage's folder `out`, with those that were written before."""
         folder = out / "attachments"
         folder.mkdir(parents=True, exist_ok=True)
-        results = ((name, self.results[name]) for name in SELF_CHECKS if name in self.results)
-        rows = [
-            {"name": name, "verdict": result.verdict, "numbers": result.numbers, "compares": SELF_CHECKS[name].compares}
-            for name, result in results
-        ]
-        write_json(folder / FILE, rows)
+        earlier = json.loads((folder / FILE).read_text(encoding="utf-8")) if (folder / FILE).is_file() else []
+        rows = {row["name"]: row for row in earlier} | {
+            name: {"name": name, **vars(result), "compares": SELF_CHECKS[name].compares}
+            for name, result in self.results.items()
+        }
+        write_json(folder / FILE, [rows[name] for name in SELF_CHECKS if name in rows])

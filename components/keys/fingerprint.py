@@ -33,7 +33,10 @@ LEFT_OUT = {
     "components.gates.remedies": "It is advice on gates and alarms.",
     "components.gates.self_checks": "A check that fails raises, and the results of those that hold are attachments.",
     "components.human_eval.sheet_checks": "It judges what was written, and writes no byte of it.",
+    "components.training.training_checks": "It judges what trains, and changes none of it.",
+    "components.reward.evaluation.model_checks": "It judges what was written, and writes no byte of it.",
     "components.training.stopping": "A loop that a signal stops continues from its checkpoint to the same bytes.",
+    "data_contracts.label_direction": "It judges what was written, and writes no byte of it.",
 }
 """Maps a module that is in no key, because it cannot change an artifact's bytes, to the reason."""
 

@@ -2,10 +2,10 @@
 
 import logging
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -69,6 +69,8 @@ class Learner:
     """The demonstrations of the SFT loss; None without that loss."""
     warming: bool = False
     """Whether only the critic learns in this update; set by `set_rates`."""
+    used: Counter[int] = field(default_factory=Counter)
+    """How many minibatches of the latest update had each row."""
 
     @classmethod
     def start(cls, models: Models, job: PpoJob, data: Path | None = None, folder: Path | None = None) -> "Learner":
@@ -126,10 +128,12 @@ class Learner:
                 of the training path.
         """
         config, rate, steps = self.job.ppo, self.set_rates(update), 0
+        self.used.clear()
         sums: dict[str, float] = defaultdict(float)
         maxima = set[str]()
         for steps, (number, rows) in enumerate(self._minibatches(update, experience.rules.rows), 1):
             metrics, of_step = self._step(experience, rows, number, first=steps == 1)
+            self.used.update(rows)
             maxima |= of_step
             for name, value in metrics.items():
                 sums[name] = max(sums[name], value) if name in maxima else sums[name] + value

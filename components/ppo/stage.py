@@ -31,7 +31,7 @@ from components.ppo.experience import Experience, PpoUpdate, check_start, gather
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
 from components.ppo.monitors.batches import Alarms
-from components.ppo.monitors.boundaries import check_end, check_inputs
+from components.ppo.monitors.boundaries import check_average, check_end, check_inputs
 from components.ppo.monitors.by_the_book import UpdateChecks
 from components.ppo.monitors.curves import curve_metrics
 from components.ppo.monitors.kl_by_token import KLShares
@@ -81,6 +81,8 @@ def _trained_and_evaluated(
     """Train, check that the frozen models are unchanged, evaluate, write the artifact, and return the final metrics."""
     with frozen_unchanged(models):
         observers = train(models, job, prompts, data, out, observe, checks)
+        if observers.average is not None:
+            check_average(checks, observers.average, models.policy)
         models.critic = None  # the evaluation needs no critic
         release_memory(job.runtime.device)
     models.policy.eval()
@@ -264,7 +266,7 @@ def train(
                 parts.append(experience := gather_experience(models, samples, job, tether.beta, batch, first))
                 if number == 1:
                     check_start(experience, job)
-                self_checks.before(number, experience, tether.beta, batch)
+                self_checks.before(number, experience, tether.beta, batch, observers.history.rows)
                 # 3. learn: update policy and critic
                 metrics = experience.metrics | learner.update(experience, number - 1)
                 self_checks.after(number, metrics)

@@ -23,8 +23,8 @@ from components.models.sampling import ANSWERS_STREAM, SftAnswers, generate_resp
 from components.reward.config import BINS, EnsembleConfig, RewardJob
 from components.reward.evaluation.baselines import chosen_shown_first, length_baseline, majority_baseline
 from components.reward.evaluation.length import response_tokens
+from components.reward.evaluation.model_checks import check_model
 from components.reward.evaluation.probes import ProbeTexts, robustness_metrics, robustness_report
-from components.reward.evaluation.prompt_use import check_prompt_use
 from components.reward.evaluation.slices import ScoredPairs, character_gaps, slice_report
 from components.reward.pair_scores import score_pairs
 from components.reward.refresh.compare import Refresh
@@ -36,8 +36,9 @@ from components.reward.train import HeldPairs, train_models
 from components.reward.training_pairs import Pairs, PreferencePair, check_votes, encode_pairs
 from components.stats.calibration.calibration_metrics import calibration, correctness, fit_temperature
 from components.stats.calibration.nulls import Judgements
-from components.stats.intervals import Numbers, cluster_codes, gain_in_shares
+from components.stats.intervals import FloatArray, Numbers, cluster_codes, gain_in_shares
 from components.training.loop import torch_seed
+from components.training.training_checks import check_encoding
 
 
 def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -75,6 +76,7 @@ def train_on(
     """
     tokenizer = load_causal_lm(inputs["sft"], on_host(job.runtime))[1]  # the model itself is freed at once
     train = Pairs(tokenizer, splits["train"], job.generation, job.reward, out)
+    checks = check_encoding("reward.encoding", tokenizer, train.rows, train, job.generation)
     pad_id, members = tokenizer.pad_token_id, []
     # Only a few calibration pairs are evaluated during training; the rest are encoded afterwards, like the test split.
     watching = splits["calibration"][: job.reward.watch.examples if job.reward.evaluate_every is not None else 0]
@@ -94,14 +96,13 @@ def train_on(
     sft_scores = torch.stack([score_sequences(m, pad_id, sft_samples.ids, job.runtime).double() for m in members])
     write_json(out / "artifact" / "sft_scores.json", sft_scores.tolist())
     whole, combined = as_one(members, sft_scores, EnsembleConfig())
-    temperature, calibrated = _calibrate(job, whole, tokenizer, splits, pairs, out / "artifact", observe)
+    temperature, calibrated, margins = _calibrate(job, whole, tokenizer, splits, pairs, out / "artifact", observe)
     scale = ScoreScale.measure(combined, temperature)
     scale.write(out / "artifact", job.reward.objectives)
     observe(0, {}, doing="probing the scores with changed texts")
     task = task_name(inputs["data"])
     robustness = robustness_report(job, whole, members, tokenizer, splits["test"], sft_samples, scale.scale, task)
     write_json(out / "artifact" / "robustness.json", robustness)
-    check_prompt_use(whole, tokenizer, splits["test"], job, task).write(out)
     metrics = {f"reward/{n}": float(value) for n in _REPORTED if (value := calibrated[n]) is not None} | {
         "reward/test_pairs": float(len(pairs["test"])),
         "reward/invariance": invariance(whole, pad_id, list(pairs["test"].chosen[:32]), job.runtime),
@@ -109,6 +110,7 @@ def train_on(
         "reward/scale": scale.scale,
         **robustness_metrics(robustness),
     }
+    check_model(checks, whole, tokenizer, job, inputs, splits["test"], out, margins, metrics)
     if len(members) > 1:
         centred = sft_scores - sft_scores.mean(1, keepdim=True)
         metrics["reward/disagreement"] = float(centred.std(0).mean()) / scale.scale
@@ -146,10 +148,10 @@ _REPORTED = (
 def _calibrate(
     job: RewardJob, model: Any, tokenizer: Any, splits: Mapping[str, Sequence[PreferencePair]],
     pairs: Mapping[str, Pairs], artifact: Path, observe: Observe,
-) -> tuple[float, Numbers]:  # fmt: skip
+) -> tuple[float, Numbers, dict[str, FloatArray]]:  # fmt: skip
     """Fit the temperature on the calibration split, and measure calibration and baselines on the test split.
 
-    Returns the temperature and the numbers of `calibration.json`, which is written to `artifact`.
+    Returns the temperature, the numbers of `calibration.json`, which is written to `artifact`, and the splits' margins.
     """
 
     test, most = splits["test"], job.generation.max_new_tokens
@@ -158,8 +160,8 @@ def _calibrate(
     on_test, on_calibration = (
         score_pairs(model, tokenizer.pad_token_id, pairs[split], job.runtime) for split in ("test", "calibration")
     )
-    margins = on_test[0] - on_test[1]
-    temperature = fit_temperature(np.subtract(*on_calibration))
+    margins, of_calibration = on_test[0] - on_test[1], np.subtract(*on_calibration)
+    temperature = fit_temperature(of_calibration)
     observe(0, {}, doing="measuring calibration, slices and baselines")
     judgements = Judgements.of(test, clusters)
     calibrated = calibration(margins, clusters, temperature, job.seed, BINS, judgements=judgements)
@@ -177,7 +179,8 @@ def _calibrate(
     }
     document = calibrated.document() | by_slice.document() | baselines | {"length_rule": rule}
     write_json(artifact / "calibration.json", document)
-    return temperature, calibrated.numbers | by_slice.numbers | baselines
+    numbers = calibrated.numbers | by_slice.numbers | baselines
+    return temperature, numbers, {"calibration": of_calibration, "test": margins}
 
 
 def sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any, artifact: Path) -> ProbeTexts:

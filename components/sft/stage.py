@@ -13,7 +13,7 @@ from components.base.errors import UserError
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.base.text import counted
-from components.data.support_desk.task import task_scores
+from components.data.support_desk.task import task_name, task_scores
 from components.data.tables.published import read_split
 from components.distributed.ranks import go_on_alone, in_turn
 from components.distributed.sharding import spread
@@ -37,6 +37,7 @@ from components.stats.intervals import clustered_proportion
 from components.training.heldout import HeldOut, LossEvaluations
 from components.training.loop import TrainingExamples, fit, torch_seed
 from components.training.trained_weights import save_whole
+from components.training.training_checks import check_encoding, check_heldout, check_losses
 
 SHOWN = 8
 """Number of held-out prompts whose responses are shown at each evaluation during training."""
@@ -66,6 +67,8 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     )
     _need_enough(job.sft.batch_size if job.sft.train else 0, job, chosen, evaluated)
     examples, heldout_examples = chosen.examples, evaluated.examples
+    checks = check_encoding("sft.encoding", tokenizer, train, examples, job.generation)
+    check_heldout(checks, train, read_split(inputs["data"] / "demonstrations.heldout"))
     metrics = {
         "sft/demonstrations": float(len(examples)) if job.sft.train else 0.0,
         "sft/overlong": chosen.overlong / chosen.seen,
@@ -100,7 +103,12 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     loss = loss_a_token(losses, heldout_examples)
     metrics |= {**loss.metrics("sft/loss"), "sft/perplexity": math.exp(loss.value)}
     metrics |= perplexity_ratio(losses, baseline, heldout_examples).metrics("sft/perplexity_ratio")
+    check_losses(
+        checks, model, heldout_examples, losses, job.runtime,
+        lambda rows: response_losses(model, pad_id, Examples.of(rows), job.runtime), metrics, task_name(inputs["data"]),
+    )  # fmt: skip
     metrics |= _sample(job, inputs["data"], model, tokenizer, out, observe)  # after this only the first rank goes on
+    checks.write(out)
     if evaluations is not None:
         write_json(out / "artifact" / "metadata.json", evaluations.document())
     write_json(out / "artifact" / "metrics.json", metrics)

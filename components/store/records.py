@@ -88,7 +88,7 @@ class Record(Settings):
     @property
     def machine(self) -> dict[str, object]:
         """Return the environment without the version of Tether's code and without options."""
-        return {name: value for name, value in self.environment.items() if name not in ("code", "unkeyed")}
+        return {name: value for name, value in self.environment.items() if name not in ("code", "whole")}
 
     @property
     def objects(self) -> dict[str, str]:

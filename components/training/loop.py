@@ -38,6 +38,7 @@ from components.training.optim import (
 )
 from components.training.shares import load_share, save_share
 from components.training.trained_weights import kept_parameters
+from components.training.training_checks import check_cleared, check_passes
 from components.training.updates import Observer, Stateful, U, Update
 
 
@@ -258,6 +259,10 @@ class Loop(Generic[U]):
         self._modules = dict(models)
         for observer in observers.values():
             self._modules |= observer.modules
+        kept = {id(parameter) for module in self._modules.values() for parameter in module.parameters()}
+        for name, optimizer in optimizers.items():
+            lacks = any(id(parameter) not in kept for group in optimizer.param_groups for parameter in group["params"])
+            SelfChecks().judge("training.resumed", not lacks, f"checkpoints would not hold the {name}, which trains")
         self.number, self.ended = 0, total == 0
         """Number of updates made, and whether the training has ended."""
         if resumed := restore_state(folder, self._modules, optimizers):
@@ -361,7 +366,7 @@ def fit(
         observers: look at each step, in this order, and may stop the training.
 
     Raises:
-        CheckFailed: a loss or gradient is not finite.
+        CheckFailed: a loss or gradient is not finite, or a self-check does not hold.
     """
     sharding.only_own_part(model)
     name = group if part is None else f"{group}-{part}"
@@ -381,6 +386,7 @@ def fit(
     loop.report_resumed()
     if loop.number:
         check_resumed({"model": optimizer}, {"model": loop.number})
+    checks, taken = SelfChecks(), list[Sequence[int]]()
     with loop:
         for number in loop:
             step = number - 1
@@ -391,13 +397,17 @@ def fit(
             batch = batches(step // each_pass)[step % each_pass]
             if examples.prepare is not None:
                 examples.prepare(batch)
+            check_cleared([model], checks)
             metrics, norm = _backward(model, examples, config, batch, group, number)
             metrics |= {f"{group}/grad_norm": norm, f"{group}/learning_rate": rate}
             step_and_clear(optimizer)
+            check_passes(checks, taken, batch, number, each_pass, len(examples.lengths))
             timings = {f"{group}/peak_memory_gb": peak_memory_gb(next(model.parameters()).device.type)}
             tokens = sum(int(examples.lengths[i]) for i in batch)
             update = Update(number=number, total=steps, model=model, metrics=metrics, tokens=tokens, timings=timings)
             loop.finish(loop.run_observers(update))
+    if ranks.is_first():
+        checks.write(out)
     return loop.number
 
 

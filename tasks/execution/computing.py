@@ -30,7 +30,7 @@ from components.store.store import ArtifactStore, Miss, Record
 from tasks import rank_processes
 from tasks.execution import logs, plots
 from tasks.execution.attempts import time_limit
-from tasks.execution.keying import unkeyed_values
+from tasks.execution.keying import whole_job
 from tasks.result import Input, InputChanged
 from tasks.runs.points import Point, Spool, read_points
 from tasks.stages import Run, Stage
@@ -124,7 +124,7 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
                 "job": work.parts["job"],
                 "parts": work.parts,
                 "metrics": {name: float(value) for name, value in metrics.items()},
-                "environment": {**_environment(), "unkeyed": unkeyed_values(work.job)},
+                "environment": {**_environment(), "whole": whole_job(work.job, work.inputs)},
                 "run": work.run,
                 "started": started.isoformat(timespec="milliseconds"),
                 "seconds": round(time.monotonic() - clock, 3),

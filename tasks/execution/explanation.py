@@ -1,12 +1,14 @@
 """Explain why a stage was computed, or which run's result was reused. Made at the look-up, stored in the status."""
 
+from typing import cast
+
 from components.base.settings import Settings
 from components.base.text import line
 from components.keys import changes as key_changes
 from components.keys.changes import Change, KeyParts
 from components.store.store import ArtifactStore, Miss, Record
 from tasks.execution.computing import ASKED
-from tasks.execution.keying import unkeyed_values
+from tasks.execution.keying import Inputs, whole_job
 from tasks.runs.explained import Changed, Explanation, Hit, Missed, RecordName
 from tasks.runs.status import RunStatus
 
@@ -25,10 +27,10 @@ def miss(store: ArtifactStore, stage: str, key: str, parts: KeyParts, missing: M
     return Changed(run=run, reason=missing.reason, compared_with=compared, changes=changes)
 
 
-def unkeyed_changes(record: Record, job: Settings) -> list[Change]:
-    """Return the options in which `job` differs from that of a record with the same key; none for older records."""
-    before = record.environment.get("unkeyed")
-    return [] if before is None else key_changes.changes({"job": before}, {"job": unkeyed_values(job)})
+def unkeyed_changes(record: Record, job: Settings, inputs: Inputs) -> list[Change]:
+    """Return in what a job differs from that of a record with the same key; nothing for older records."""
+    before = cast(KeyParts | None, record.environment.get("whole"))
+    return [] if before is None else key_changes.changes(before, whole_job(job, inputs))
 
 
 def in_a_line(why: Explanation) -> str:

@@ -1,13 +1,10 @@
 """Build a stage's key from its options and inputs."""
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, JsonValue
-
 from components.base.errors import UserError
-from components.base.nested import flatten
 from components.base.settings import Settings
 from components.data.inputs import JUDGE, of_kind
 from components.data.support_desk.task import SUPPORT_DESK, task_name
@@ -53,15 +50,6 @@ def built_in_task(stage: Stage, inputs: Inputs) -> str | None:
     return SUPPORT_DESK if made_there else None
 
 
-def unkeyed_values(
-    settings: BaseModel, uses: Callable[[str], bool] | None = None, prefix: str = ""
-) -> dict[str, JsonValue]:
-    """Return the values of `settings` that are in no key, by dotted name. Arguments as for `keyed_values`."""
-    out: dict[str, JsonValue] = {}
-    uses = uses or (settings.uses if isinstance(settings, Settings) else lambda option: True)
-    for name, field in type(settings).model_fields.items():
-        if field.json_schema_extra == {"keyed": False} or not uses(prefix + name):
-            out |= flatten(settings.model_dump(mode="json", include={name}), prefix)
-        elif isinstance(value := getattr(settings, name), BaseModel):
-            out |= unkeyed_values(value, uses, f"{prefix}{name}.")
-    return out
+def whole_job(job: Settings, inputs: Inputs) -> KeyParts:
+    """Return a stage's options and inputs, also what is in no key: a hit compares them with those of its record."""
+    return {"job": job.model_dump(mode="json"), "inputs": {name: source.digest for name, source in inputs.items()}}

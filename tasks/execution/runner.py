@@ -93,7 +93,7 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
     refresh = stage.name in ctx.reuse.refresh
     stored = look_up(ctx.store, key, refresh, ctx.run, pinned)
     if isinstance(stored, Record):
-        _explain_hit(stage, job, ctx, stored, pinned is not None)
+        _explain_hit(stage, job, inputs, ctx, stored, pinned is not None)
         return _result(stage, stored, inputs, ctx, True, started)
     if pinned is not None:  # today's code must not publish under a key of other code
         raise UserError(
@@ -111,7 +111,7 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
         if pool is None:
             record, here = compute_once(work, ctx.store, show, ctx.say, refresh)
             if not here:
-                _explain_hit(stage, job, ctx, record)
+                _explain_hit(stage, job, inputs, ctx, record)
                 return _result(stage, record, inputs, ctx, True, started)
         else:
             # The worker holds the key's lock, never the caller.
@@ -142,9 +142,11 @@ def _explain(stage: Stage, ctx: RunContext, why: Explanation) -> None:
         ctx.status.update(stage.group, explained={**earlier, stage.name: why})
 
 
-def _explain_hit(stage: Stage, job: Settings, ctx: RunContext, record: Record, pinned: bool = False) -> None:
-    """Record that a (sub-)stage was taken from a record, and say which options differ that are in no key."""
-    differing = [] if pinned else explanation.unkeyed_changes(record, job)
+def _explain_hit(
+    stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext, record: Record, pinned: bool = False
+) -> None:
+    """Record that a (sub-)stage was taken from a record, and say what differs from it that is in no key."""
+    differing = [] if pinned else explanation.unkeyed_changes(record, job, inputs)
     _explain(stage, ctx, Hit(run=record.run, pinned=pinned, differing=differing))
     if differing:
         ctx.say(f"{stage.name}: not in its key, and different in run {record.run}: {in_a_line(differing)}")

@@ -60,7 +60,7 @@ def test_a_row_lost_on_the_way_to_disk_stops_validation(tmp_path, validate, monk
 
 def test_the_checks_of_the_splits_are_listed_with_their_numbers(tmp_path, validate):
     validate(tmp_path, **small())
-    splits, shares = json.loads((tmp_path / "attachments/self_checks.json").read_text())
+    splits, shares, _ = json.loads((tmp_path / "attachments/self_checks.json").read_text())
     assert (splits["name"], splits["verdict"]) == ("validate.splits", "held") and "none in the" in splits["numbers"]
     assert (shares["name"], shares["verdict"]) == ("validate.shares", "held") and "in train (0.7)" in shares["numbers"]
 

@@ -21,6 +21,8 @@ from tests.planted.catalogue import ROOT, Fault, edited
 PACKAGES = ("components", "data_contracts", "flows", "tasks")
 CHECKS = (
     "components/gates", "components/ppo/monitors", "components/reward/evaluation", "components/training/loop.py",
+    "components/training/training_checks.py",
+    "components/training/training_checks.py",
     "components/human_eval/sheet_checks.py", "components/reward/substages/sheet_scores.py", "data_contracts",
     "flows/config/profiles/demo.yaml",
 )  # fmt: skip
@@ -117,7 +119,11 @@ class Tether:
     """Further variables, for example of a Prefect server that commands share: one of its own costs each some 13 s."""
 
     def __call__(self, *arguments: str, interrupted_after: int | None = None, timeout: float = 3600) -> Ended:
-        """Run `tether ARGUMENTS` with one thread. `interrupted_after` sends Ctrl-C after so many updates of PPO."""
+        """Run `tether ARGUMENTS` with one thread. `interrupted_after` sends Ctrl-C after so many updates of PPO.
+
+        Raises:
+            RuntimeError: the command was killed, or found no Prefect server, so that it says nothing about a fault.
+        """
         given = {n: v for n, v in os.environ.items() if not n.startswith(("PREFECT_", "MLFLOW_", "TETHER_"))}
         variables = given | {
             "TETHER_HOME": str(self.home), "PYTHONPATH": str(self.code), "OMP_NUM_THREADS": "1", "COLUMNS": "300",
@@ -139,8 +145,10 @@ class Tether:
             limit.cancel()
             output.seek(0)
             begun = sorted({path.parent.name for path in self.home.glob("runs/*/run.json")} - earlier)
-            seconds, cpu = time.monotonic() - began, used.ru_utime + used.ru_stime
-            return Ended(process.returncode, output.read(), seconds, cpu, begun[-1] if begun else "")
+            seconds, cpu, text = time.monotonic() - began, used.ru_utime + used.ru_stime, output.read()
+            if process.returncode < 0 or process.returncode in (137, 143) or "no Prefect server answers" in text:
+                raise RuntimeError(f"tether {arguments[0]} was stopped from outside: {text[-500:]}")
+            return Ended(process.returncode, text, seconds, cpu, begun[-1] if begun else "")
 
     def _interrupt(self, process: subprocess.Popen[Any], updates: int) -> None:
         earlier = {*self.home.glob("runs/*")}

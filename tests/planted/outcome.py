@@ -23,8 +23,11 @@ DEVIATIONS = 2.0
 _TRACE = "Traceback (most recent call last)"
 _SELF_CHECK = re.compile(r"self-check (\S+) (?:failed|is in doubt)")
 _WARNING = re.compile(r"^[\d:.]+ \| (?:WARNING|ERROR) \| (\S+) - (.*)$", re.MULTILINE)
-_NOTED = re.compile(r"(\w+)(?:\.\w+)?: (the same key gave different bytes before .*)$", re.MULTILINE)
-"""What a run says, and logs nowhere, of a stage that was computed again with other bytes."""
+_NOTED = re.compile(
+    r"(\w+)(?:\.\w+)?: ((?:the same key gave different (bytes) before|not in its key, and different in run) .*)$",
+    re.MULTILINE,
+)
+"""What a run says, and logs nowhere, of a stage with other bytes than before, or reused with other options."""
 _PROGRESS = re.compile(r"^\s{2}\w+[\w.]* \d+/\d+ ", re.MULTILINE)
 
 
@@ -90,7 +93,8 @@ def measured(tether: Tether, ended: Ended) -> Line:
     metadata = tether.artifact(ended.run, "ppo", "metadata.json") if stages else None
     alarms = json.loads(metadata or "{}").get("alarms", [])
     warned = [v["name"] for v in failed if v.get("warn_only")] + [f"alarm {alarm['name']}" for alarm in alarms]
-    warnings = [*_WARNING.findall(ended.output), *((f"bytes of {n}", text) for n, text in _NOTED.findall(ended.output))]
+    noted = [(f"{'bytes' if of else 'options'} of {stage}", text) for stage, text, of in _NOTED.findall(ended.output)]
+    warnings = [*_WARNING.findall(ended.output), *noted]
     last = stages[-1] if stages else {"name": "validate", "state": "failed"}
     message = _last_paragraph(ended.output) if ended.code else ""
     return Line(

@@ -89,9 +89,7 @@ def rows_of(faults: Sequence[Fault], lines: Sequence[Line]) -> list[Row]:
     for fault in faults:
         if (line := newest.get(fault.digest())) is None:
             continue
-        alike = [
-            other for other in undisturbed if (other["options"], other["size"]) == (line["options"], line["size"])
-        ]
+        alike = [other for other in undisturbed if (other["options"], other["size"]) == (line["options"], line["size"])]
         by, stage = outcome.caught_by(line, alike)
         harm, why = outcome.harm(fault, line, undisturbed)
         named = outcome.is_named(fault, line, alike) and outcome.at_right_stage(fault, stage)

@@ -5,12 +5,14 @@
     python -m tests.planted.run --only NAME           one fault, though it has a line (may be given again)
     python -m tests.planted.run --sample 3            three faults, drawn by the commit's id
     python -m tests.planted.run --seeds 0-19          undisturbed runs, for false alarms and the deviation of gold
+    python -m tests.planted.run --small 3             three faults that a self-check stops, drawn by the commit's id and
+                                                      run in the profile `tiny`: exit 1 unless each is stopped again
     python -m tests.planted.run --page                only write docs/trust.md from the lines that are there
 
 The demo runs with 16 updates of PPO. A fault is computed on the undisturbed run's earlier stages (`HOW` in
 catalogue.py), which each set of options computes once. Nothing is changed in this checkout. Lines go to
 tests/planted/results.jsonl as they come, so an interrupted command continues; a fault keeps its newest line. A failed
-gate is recorded, then waived, to see what the run would have been called.
+gate is recorded, then waived, to see what the run would have been called. `--small` records nothing.
 """
 
 import argparse
@@ -40,14 +42,20 @@ RESULTS = Path(__file__).with_name("results.jsonl")
 WORK = ROOT / ".tether" / "planted"
 INTERRUPTED = 9
 """The update of PPO after which a run of `resume` gets Ctrl-C: one after a checkpoint."""
+SMALL = ("tiny", "--until", "ppo")
+"""The run of `--small`: its models learn next to nothing, and most self-checks need no more."""
 _BASES, _FILE = threading.Lock(), threading.Lock()
 
 
 class Planting:
     """Runs of this checkout's code, with and without faults."""
 
-    def __init__(self, results: Path = RESULTS, work: Path = WORK) -> None:
+    def __init__(
+        self, results: Path = RESULTS, work: Path = WORK, profile: Sequence[str] = ("demo",), size: Sequence[str] = SIZE
+    ) -> None:
+        """`profile` names the runs' profile, and after it how far they go; `size` are their options."""
         self.results, self.work, self.commit = results, work, commit()
+        self.profile, self.until, self.size = profile[0], profile[1:], size
         self.code, self.checks = code_digest(), code_digest(within=CHECKS)
         self.environment: dict[str, str] = {}
 
@@ -62,7 +70,7 @@ class Planting:
 
         Cheap ones come first, and the kinds take turns.
         """
-        lines = {line["digest"]: line for line in self.lines() if line["size"] == [*SIZE]}
+        lines = {line["digest"]: line for line in self.lines() if line["size"] == [*self.size]}
         age = {fault: lines[fault.digest()]["checks"] == self.checks for fault in faults if fault.digest() in lines}
         left = [fault for fault in faults if fault not in age or lines[fault.digest()]["code"] != self.code]
         turns, ordered = Counter[tuple[bool, str]](), list[tuple[bool, int, float, Fault]]()
@@ -87,8 +95,13 @@ class Planting:
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         return {
             "fault": name, "digest": digest, "commit": self.commit, "code": self.code, "checks": self.checks,
-            "size": [*SIZE], "date": today, "seed": seed, "options": [*options],
+            "size": [*self.size], "date": today, "seed": seed, "options": [*options],
         }  # fmt: skip
+
+    def command(self, options: Sequence[str], seed: int) -> list[str]:
+        """Return the arguments of a run with further `options`."""
+        size = () if any(option.startswith("policy.method=") for option in options) else self.size  # they are PPO's
+        return ["run", self.profile, *self.until, *parted([*size, f"seed={seed}", *options])]
 
     def base(self, options: Sequence[str] = (), seed: int = 0) -> tuple[Home, Line]:
         """Return the home and the line of the undisturbed run with further `options`; the first caller computes it.
@@ -97,15 +110,17 @@ class Planting:
         """
         plain = self.base((), seed)[0] if options else None
         folder = self.work / "undisturbed" / "-".join([str(seed), *options]).replace("=", "_")
-        path, command = folder / "line.json", ["run", "demo", *parted([*SIZE, f"seed={seed}", *options])]
+        path, command = folder / "line.json", self.command(options, seed)
         with _BASES:
             line = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            if (line.get("code"), line.get("size")) != (self.code, [*SIZE]):
+            if (line.get("code"), line.get("size")) != (self.code, [*self.size]):
                 shutil.rmtree(folder / "code", ignore_errors=True)
                 if plain is not None and not (folder / "home").exists():
                     plain.copy(folder / "home")
                 tether = Tether(copied(folder / "code"), folder / "home", self.environment)
                 line = self._to_the_end(tether, tether(*command), command) | self.about("", "", options, seed)
+                if line["exit"] not in (0, 3):
+                    raise RuntimeError(f"the undisturbed run ended with {line['exit']}: {line['message']}")
                 path.write_text(json.dumps(line), encoding="utf-8")
                 self.write(line)
         return Home(folder / "home"), line
@@ -119,8 +134,8 @@ class Planting:
         if fault.damage:
             damage(tether.home, fault.damage)
         plant(fault, tether.code)
-        whole = ["run", "demo", *parted([*SIZE, f"seed={seed}", *fault.set])]
-        again = ["rerun", fault.stage, "--from", tether.status()["run"]]
+        whole = self.command(fault.set, seed)
+        again = ["rerun", fault.stage, "--from", tether.status()["run"], *self.until]
         how = {"resume": self._resumed, "same": self._same, "twice": self._twice}.get(fault.how)
         command = whole if fault.how == "run" else again
         line = self._to_the_end(tether, tether(*command), command) if how is None else how(fault, tether, whole, again)
@@ -232,6 +247,39 @@ def chosen(faults: Sequence[Fault], names: Sequence[str], sample: int | None, se
     return ordered if sample is None else random.Random(seed).sample(ordered, min(sample, len(ordered)))
 
 
+def stopped_by(line: Line) -> str:
+    """Return the self-check that stopped a run, as `self-check NAME`; empty if none did."""
+    caught, _ = outcome.caught_by(line, ())
+    return caught[0] if line["exit"] == 1 and caught[0].startswith("self-check") else ""
+
+
+def stopped_in_training(planting: Planting) -> list[tuple[Fault, str]]:
+    """Return the faults of code that a self-check stopped before human_eval by their recorded lines, with the check."""
+    checks = {line["digest"]: stopped_by(line) for line in planting.lines() if line["stopped_at"] in STAGES[:-1]}
+    faults = [fault for fault in read() if checks.get(fault.digest()) and fault.how == "rerun" and not fault.set]
+    return [(fault, checks[fault.digest()]) for fault in faults]
+
+
+def small_sample(count: int, recorded: Planting, small: Planting) -> list[str]:
+    """Plant `count` faults, drawn by the commit's id, in small runs; return what went otherwise than was recorded.
+
+    The undisturbed small run, which is computed first, must end without a word of a self-check.
+    """
+    known = stopped_in_training(recorded)
+    drawn = random.Random(recorded.commit).sample(known, min(count, len(known)))
+    print(f"drawn by {recorded.commit}: {', '.join(fault.name for fault, _ in drawn)}", flush=True)
+    undisturbed = small.base()[1]
+    if undisturbed["exit"] or any(name.startswith("self-check") for name in undisturbed["warned"]):
+        return [f"the undisturbed run: {undisturbed['message'] or undisturbed['warnings']}"]
+    with ThreadPoolExecutor(2) as pool:
+        lines = [*pool.map(small.plant, (fault for fault, _ in drawn))]
+    return [
+        f"{fault.name}: {check} stopped it in the demo; here {stopped_by(line) or 'none did'}: {line['message']}"
+        for (fault, check), line in zip(drawn, lines, strict=True)
+        if stopped_by(line) != check
+    ]
+
+
 def seeds_of(text: str) -> Iterator[int]:
     """Yield the seeds that `0-19` or `0,3,5` names."""
     for part in text.split(","):
@@ -256,12 +304,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
     parser.add_argument("--sample", type=int, metavar="N")
     parser.add_argument("--seeds", metavar="0-19")
+    parser.add_argument("--small", type=int, metavar="N")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--page", action="store_true")
     asked, planting, broken = parser.parse_args(arguments), Planting(), list[str]()
     if asked.page:
         page.write(planting.lines())
         return 0
+    if asked.small:
+        with shared_server() as variables, tempfile.TemporaryDirectory() as folder:
+            small = Planting(Path(folder) / "results.jsonl", Path(folder), SMALL, ("ppo.updates=2",))
+            small.environment = variables
+            wrong = small_sample(asked.small, planting, small)
+        print(*wrong or ["each was stopped again"], sep="\n")
+        return int(bool(wrong))
 
     def guarded(what: str, call: Any) -> None:
         try:

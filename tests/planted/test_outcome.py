@@ -142,6 +142,9 @@ def test_an_output_gives_its_error_its_warnings_and_its_crash(tmp_path: Path) ->
     warned = outcome.measured(Tether(tmp_path, tmp_path), Ended(0, noted, 9.0, 5.0))["warned"]
     assert warned == ["self-check ppo.gain", "bytes of validate"]
     assert outcome.caught_by(line(warned=warned[1:]), SEEDS) == (["bytes of validate"], "validate")
+    other = "  14.1 s  ppo: not in its key, and different in run a1: ppo.kl.target 6.0, it was 2.5\n"
+    reused = outcome.measured(Tether(tmp_path, tmp_path), Ended(0, other, 9.0, 5.0))
+    assert reused["warned"] == ["options of ppo"] and "ppo.kl.target" in reused["warnings"]
 
 
 def test_a_fault_keeps_its_newest_line_and_a_seed_one_of_each_size(tmp_path: Path) -> None:

@@ -14,23 +14,24 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from components.base.jsonl import read_rows
+from components.data.support_desk.task import task_scores
 from components.data.tables.published import has_split, read_split
 from components.distributed.sharding import is_spread
 from components.gates.self_checks import SelfChecks
 from components.models.adapters import AdapterView
 from components.models.batching import encode_prompt
-from components.models.sampling import ANSWERS
 from components.models.weights import load_from
 from components.ppo.config import PpoJob
 from components.ppo.experience import sampled_batches
 from components.ppo.models import Models
 from components.ppo.monitors.by_the_book import Surprises, check_sampled, is_exact, plain_logprobs, tokens_of
-from components.reward.scoring import combine, read_sft_scores, score_sequences
+from components.reward.evaluation.model_checks import EXACT, ROUNDED, check_sft_scores
+from components.reward.scoring import score_sequences
 from components.sft.tokenized_demonstrations import choose_demonstrations, loss_a_token, response_losses
+from components.training.trained_weights import WeightAverage
 
-MEASURED, DEMONSTRATIONS, ANSWERS_SCORED = 512, 96, 48
-"""Held-out demonstrations whose loss the stage of sft measures by default, most of them that are measured again, and
-most of SFT's answers that are scored."""
+MEASURED, DEMONSTRATIONS = 512, 96
+"""Held-out demonstrations whose loss the stage of sft measures by default, and most of them that are measured again."""
 AGAIN = 64
 """Number of prompts of the evaluation that are answered again."""
 FEW = 16
@@ -48,7 +49,9 @@ def check_inputs(checks: SelfChecks, models: Models, job: PpoJob, inputs: Mappin
     _check_reference(checks, models, inputs["sft"])
     _check_tokenizers(checks, models.tokenizer, inputs)
     _check_sft_loss(checks, models, job, inputs)
-    _check_reward_scores(checks, models, job, inputs)
+    names, reward = ("ppo.scale", "ppo.reward_scores"), inputs["reward"]
+    check_sft_scores(checks, names, models.reward_model, models.tokenizer, job, inputs["data"], reward, models.scale,
+                     job.ppo.score, EXACT if is_exact(job) else ROUNDED)  # fmt: skip
 
 
 def _check_reference(checks: SelfChecks, models: Models, sft: Path) -> None:
@@ -70,12 +73,16 @@ def _check_reference(checks: SelfChecks, models: Models, sft: Path) -> None:
     checks.judge("ppo.reference", not wrong, "; ".join(wrong) or f"{compared} tensors are those of the SFT artifact")
 
 
-def other_weights(model: Any, artifact: Path) -> tuple[list[str], int]:
+def other_weights(model: Any, artifact: Path, merged: bool = False) -> tuple[list[str], int]:
     """Return the names of the tensors of `model` that differ from the file in `artifact`, and how many were compared.
 
     Tensors of another shape or layout (in shares, in four bits) are left out. The files are read tensor by tensor.
+
+    Args:
+        merged: whether the file's layers are the backbone's plus the product of the adapter's matrices.
     """
     named = model.weights() if isinstance(model, AdapterView) else model.named_parameters()
+    adapted = model.backbone.layers if merged and isinstance(model, AdapterView) else {}
     weights: dict[str, Tensor] = {name.replace(".base_layer", ""): weight.detach() for name, weight in named}
     others, compared = list[str](), 0
     few = sum(weight.numel() for weight in weights.values()) > WHOLE
@@ -89,7 +96,14 @@ def other_weights(model: Any, artifact: Path) -> tuple[list[str], int]:
                 value = stored.get_tensor(name)
                 if value.shape == weight.shape:
                     compared += 1
-                    others += [] if torch.equal(value.to(weight.dtype), weight.cpu()) else [name]
+                    layer = next((layer for path, layer in adapted.items() if name.endswith(f".{path}.weight")), None)
+                    if layer is None:
+                        same = torch.equal(value.to(weight.dtype), weight.cpu())
+                    else:
+                        delta = layer.get_delta_weight(model.name).detach().float()
+                        allowed = 0.1 * delta.norm() + torch.finfo(value.dtype).eps * weight.norm()
+                        same = bool((value.float() - (weight + delta).cpu()).norm() <= allowed)
+                    others += [] if same else [name]
     return others, compared
 
 
@@ -146,35 +160,12 @@ def _check_sft_loss(checks: SelfChecks, models: Models, job: PpoJob, inputs: Map
     checks.judge(name, off <= allowed, numbers, fails=off > allowed + 0.5 * recorded)
 
 
-def _check_reward_scores(checks: SelfChecks, models: Models, job: PpoJob, inputs: Mapping[str, Path]) -> None:
-    """Score SFT's stored answers again with the loaded reward model, and compute the scale of the stored scores."""
-    artifact = inputs["reward"]
-    stored = read_sft_scores(artifact)
-    expected = combine(stored, stored.mean(1), job.ppo.score)
-    shift, scale = float(expected.mean()), float(expected.std())
-    off = max(abs(models.scale.shift - shift), abs(models.scale.scale - scale))
-    numbers = (
-        f"shift {models.scale.shift:.3f} and scale {models.scale.scale:.3f}, by the artifact's scores {shift:.3f} "
-    )
-    checks.judge("ppo.scale", off <= 1e-3 * scale, f"{numbers}and {scale:.3f}")
-    if not (artifact / ANSWERS).is_file():
-        checks.skip("ppo.reward_scores", "release 0.1.0 stored no answers of SFT")
-        return
-    count = min(ANSWERS_SCORED, len(models.answers.ids), len(expected))
-    rows = read_split(inputs["data"] / "prompts.calibration")[:count]
-    if len(rows) < count:
-        checks.skip("ppo.reward_scores", "SFT's answers are to other prompts than those of these data")
-        return
-    prompts = [encode_prompt(models.tokenizer, row["prompt"], job.generation.max_prompt_tokens) for row in rows]
-    samples = models.answers.samples(slice(0, count), prompts, models.tokenizer, "cpu")
-    sequences = [prompt + samples.reward_ids(i) for i, prompt in enumerate(prompts)]
-    scores = score_sequences(models.reward_model, models.tokenizer.pad_token_id, sequences, job.runtime).double()
-    difference = float((scores - expected[:count]).abs().median()) / scale
-    allowed = 0.02 if is_exact(job) else 0.2
-    numbers = f"{count} answers of SFT score {difference:.2g} standard deviations from their stored scores, by median"
-    numbers += f" ({allowed:g} is allowed)"
-    # The stage of reward may have computed in another number format than this one.
-    checks.judge("ppo.reward_scores", difference <= allowed, numbers, fails=difference > 0.2)
+def check_average(checks: SelfChecks, average: WeightAverage, policy: Any) -> None:
+    """Judge that the policy has the weights of `ppo.ema` after its training. Raises CheckFailed if it has others."""
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    pairs = zip(average.weights, trained, strict=True)
+    others = sum(not (is_spread(weight) or torch.equal(mean, weight)) for mean, weight in pairs)
+    checks.judge("ppo.published", not others, f"{others} tensors are not those of the moving average (ppo.ema)")
 
 
 def check_end(
@@ -190,6 +181,14 @@ def check_end(
     others = sum(row["prompt"] != expected["prompt"] for row, expected in zip(rows, heldout, strict=False))
     numbers = f"{others} of the {len(rows)} prompts of the evaluation are not those of prompts.test"
     checks.judge("ppo.evaluation_prompts", not others and len(rows) <= len(heldout), numbers)
+    wrong = sum(
+        row[side].get(name) != value
+        for row in rows
+        for side in ("policy", "sft")
+        for name, value in task_scores(inputs["data"], row["prompt"], row[side]["response"]).items()
+    )
+    numbers = f"{wrong} true scores (gold and others) in evaluation.jsonl are not those of their prompt and text"
+    checks.judge("ppo.evaluation", not wrong, numbers)
     _check_published(checks, models, out)
     _check_gain(checks, metrics)
     _check_sft_evaluation(checks, [row["sft"] for row in rows], job, inputs["sft"])
@@ -200,10 +199,7 @@ def check_end(
 
 
 def _check_published(checks: SelfChecks, models: Models, out: Path) -> None:
-    if isinstance(models.policy, AdapterView):
-        checks.skip("ppo.published", "the published model is the policy's adapter merged into the backbone")
-        return
-    others, count = other_weights(models.policy, out / "artifact")
+    others, count = other_weights(models.policy, out / "artifact", merged=True)
     if not count:
         checks.skip("ppo.published", "the weights are stored in another form")
         return

@@ -25,12 +25,13 @@ from components.models.chat.endings import endings_of
 from components.models.chat.templates import FIXED
 from components.models.runtime import Runtime, autocast
 from components.models.sampling import Samples
-from components.ppo.config import BY_TOKEN, PpoConfig, PpoJob
+from components.ppo.config import BY_TOKEN, KLConfig, PpoConfig, PpoJob
 from components.ppo.experience import Experience
 from components.ppo.learner import Learner
-from components.ppo.models import Models, Packed, SeparateCritic, SharedCritic, scatter
+from components.ppo.models import Models, SeparateCritic
 from components.ppo.objective import policy_term, value_term
 from components.reward.scoring import score_sequences
+from components.training.training_checks import check_cleared
 
 ROWS = 8
 """Most responses whose prompts, scores and gradients are computed again."""
@@ -181,7 +182,6 @@ def check_batch(
         _check_prompts(checks, models, experience.samples, job, prompts, data)
         _check_scores(checks, models, experience, job)
         _check_first_scores(checks, models, experience, job, len(read_split(data / "prompts.train")))
-        _check_state(checks, models, experience, job)
     _check_endings(checks, models, experience.samples, job)
     _check_rewarded(checks, models, experience, job)
     _check_advantages(checks, models, experience, job, beta)
@@ -365,28 +365,16 @@ def _check_advantages(checks: SelfChecks, models: Models, experience: Experience
     checks.judge(name, holds, numbers)
 
 
-def _check_state(checks: SelfChecks, models: Models, experience: Experience, job: PpoJob) -> None:
-    """Change the last token of a few responses: the value of the state in which it was chosen must stay."""
-    name, critic, samples = "ppo.state", models.critic, experience.samples
-    if critic is None:
-        checks.skip(name, "there is no critic")
-        return
-    rows = list(range(min(ROWS, len(experience.scores))))
-    last = torch.tensor([samples.response_lengths[row] - 1 for row in rows], device=samples.response_ids.device)
-    index = torch.arange(len(rows), device=last.device)
-    ids = samples.response_ids.clone()
-    ids[index, last] = (ids[index, last] + 1) % len(models.tokenizer)
-    read_values = list[Tensor]()
-    with torch.no_grad():
-        for some in (samples, replace(samples, response_ids=ids)):
-            batch = Packed.of(some, rows)
-            hidden = batch.stats(models.policy, job, False).hidden if isinstance(critic, SharedCritic) else None
-            values = critic.values(batch, hidden, job.runtime)
-            read_values.append(scatter(values, samples.response_mask[rows], batch.responses)[index, last])
-    difference = float((read_values[0] - read_values[1]).abs().max())
-    allowed = 1e-4 * max(1.0, float(read_values[0].abs().max())) * (1 if is_exact(job) else 100)
-    numbers = f"the value of a state changes by up to {difference:.2g} with the token that is chosen in it"
-    checks.judge(name, difference <= allowed, numbers)
+def book_beta(config: KLConfig, kl: Sequence[float]) -> float:
+    """Return β after updates with the mean KL `kl`, in the config's unit, by the formula of `KLController.update`."""
+    c, m, held = config.coefficient, -1.0, True
+    if config.control == "fixed":
+        return c
+    for value in kl:
+        error, held = value / config.target - 1, held and value < config.target / 2
+        m = (m + error) / 2
+        c *= 1.0 if held else 1 + max(-0.2, min(0.2, error)) / config.horizon
+    return c * math.exp(config.proportional * max(-1.0, min(1.0, m)))
 
 
 def check_gradient(checks: SelfChecks, learner: Learner, experience: Experience) -> None:
@@ -408,14 +396,14 @@ def check_gradient(checks: SelfChecks, learner: Learner, experience: Experience)
     if ranks.size() > 1 or any(is_spread(p) for p in chain(*parameters.values())):
         checks.skip(name, "several ranks share the batch")
         return
-    rows, small = list(range(min(ROWS, len(experience.scores)))), {"micro_batch_tokens": None}
+    rows = list(range(min(ROWS, len(experience.scores))))
+    small = {"micro_batch_size": max(1, len(rows) // 2), "micro_batch_tokens": None}
     passes, n = experience.passes, experience.logprobs.shape[1]
     shifts = torch.tensor(SHIFTS, device=experience.logprobs.device).repeat(n)[:n]
     passes = passes._replace(policy=passes.policy + shifts)
     if passes.values is not None:
         passes = passes._replace(values=passes.values + shifts * experience.returns_deviation)
     moved = replace(experience, passes=passes)
-    small["micro_batch_size"] = max(1, len(rows) // 2)
     parts = replace(learner, job=job.model_copy(update={"ppo": config.model_copy(update=small)}))
     losses = parts.passes()
     for part, of_part in losses.items():
@@ -472,23 +460,40 @@ class UpdateChecks:
             data: the artifact from which they come.
         """
         self._checks, self._learner, self._prompts, self._data = checks, learner, prompts, data
+        self._first = True
+        """Whether no update was seen yet."""
         self._earlier: tuple[Sequence[Any], Samples] | None = None
         self._seen = list[Surprises]()
         """Those of the first two updates."""
         self._weights: dict[str, Tensor] = {}
         self._learned_from = 0.0
         """The share of the responses with an advantage that is not 0."""
+        self._rows: Sequence[int] = ()
+        """The rows that are learnt from."""
 
-    def before(self, number: int, experience: Experience, beta: float, prompts: Sequence[Any]) -> None:
+    def before(
+        self, number: int, experience: Experience, beta: float, prompts: Sequence[Any],
+        history: Sequence[Mapping[str, float]],
+    ) -> None:  # fmt: skip
         """Judge the batch of update `number` before the policy learns from it. All ranks call it.
+
+        Args:
+            history: the metrics of all updates before.
 
         Raises:
             CheckFailed: a number of it is not what its definition gives.
         """
+        models, job, first, self._first = self._learner.models, self._learner.job, self._first, False
+        if first or is_judged(number):
+            of_book = book_beta(job.ppo.kl, [row[f"ppo/{job.ppo.kl.measure}"] for row in history])
+            numbers = f"β of update {number} is {beta:.4g}, and by the KL of the {number - 1} before it {of_book:.4g}"
+            made = f"update {number} begins, and the history has {len(history)}"
+            self._checks.judge("training.resumed", len(history) == number - 1, made)
+            self._checks.judge("ppo.beta", math.isclose(beta, of_book, rel_tol=1e-6), numbers)
         self._weights = {}
         if not is_judged(number) or not bool(experience.advantages.isfinite().all()):
             return  # a loss that is not finite has a check of its own
-        models, job = self._learner.models, self._learner.job
+        check_cleared(models.trained().values(), self._checks)
         check_batch(self._checks, models, experience, job, beta, prompts, self._data, number)
         if number <= 2 and not any(is_spread(parameter) for parameter in models.policy.parameters()):
             self._seen.append(Surprises.of(models.policy, experience.samples, job))
@@ -500,6 +505,8 @@ class UpdateChecks:
             self._check_fresh(prompts, experience.samples)
         self._weights = self._sums()
         self._learned_from = float(experience.advantages.any(1).float().mean())
+        rows = experience.rules.rows
+        self._rows = range(len(experience.scores)) if rows is None else rows
 
     def _sums(self) -> dict[str, Tensor]:
         """Return the sum of each trained tensor that is whole on this rank, by model."""
@@ -535,7 +542,7 @@ class UpdateChecks:
         """Judge what update `number`, with its `metrics`, has changed.
 
         Raises:
-            CheckFailed: a model has not moved, or a ratio is exactly 1 after a step.
+            CheckFailed: a model has not moved, or rows were left out.
         """
         if not self._weights:
             return
@@ -545,12 +552,13 @@ class UpdateChecks:
         for name, sums in self._sums().items():
             if steps and moves[name] and torch.equal(sums, self._weights[name]):
                 wrong.append(f"every weight of the {name} is the same after {steps:g} steps")
+        config, used = self._learner.job.ppo, self._learner.used
+        others = {row: used[row] for row in self._rows if used[row] != config.epochs}
+        if others and steps == config.epochs * math.ceil(len(self._rows) / config.minibatch_size):
+            counts = f"{min(others.values())} to {max(others.values())} minibatches and not in {config.epochs}"
+            wrong.append(f"{len(others)} of {len(self._rows)} rows were in {counts}")
         if metrics.get("ppo/critic_grad_norm", 1.0) == 0:
             wrong.append("the norm of the critic's gradient is exactly 0")
-        still = metrics.get("ppo/ratio_max", 0.0) == 1.0 and metrics.get("ppo/approx_kl", 1.0) == 0.0
-        still = still and self._learned_from == 1 and self._learner.job.runtime.dtype == "float32"
-        if steps > 1 and moves["policy"] and still:
-            wrong.append(f"the ratio is exactly 1 in all {steps:g} steps, of which only the first has the old policy")
         numbers = f"update {number} has changed {' and '.join(self._weights)}"
         self._checks.judge("ppo.learned", not wrong, "; ".join(wrong) or numbers)
 

@@ -55,7 +55,7 @@ def run(job: JudgeJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     def observe_judge(step: int, metrics: Mapping[str, float], total: int | None = None, **more: Any) -> None:
         observe(step, judge_metrics(metrics), total, **more)
 
-    train_inputs = {name: inputs[name] for name in ("data", "sft")}
+    train_inputs = {name: inputs[name] for name in ("data", "sft", "judge_data")}
     values = train_on(pairs | {"train": training}, reward, train_inputs, out, observe_judge)
     write_rows(out / "artifact" / LEFT_OUT, left_out)
     return judge_metrics(values) | {

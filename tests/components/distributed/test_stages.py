@@ -109,7 +109,7 @@ def test_sft_on_two_ranks_gives_one_process_weights_curve_and_texts(stages: Any,
             {n: v for n, v in alone.items() if n not in memory}, rel=1e-5
         )
     left = {path.name for path in two.iterdir()}
-    assert left == {"artifact", "checkpoint", "ranks"}
+    assert left == {"artifact", "attachments", "checkpoint", "ranks"}
 
 
 @pytest.mark.ranks

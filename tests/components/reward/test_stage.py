@@ -94,7 +94,7 @@ def test_a_reward_model_that_tells_nothing_apart_is_refused(
 ) -> None:
     whole = stage.score_sequences
     monkeypatch.setattr(stage, "score_sequences", lambda *a, **k: whole(*a, **k) * 0 + 3)
-    monkeypatch.setattr(stage, "_calibrate", lambda *a: (1.0, {}))
+    monkeypatch.setattr(stage, "_calibrate", lambda *a: (1.0, {}, {}))
     with pytest.raises(CheckFailed, match="same score"):
         stages.run("reward", tmp_path)
 

@@ -1,11 +1,12 @@
 """Why a stage was computed is said as it computes, and known ever after."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from components.store.records import Record
-from tasks.execution import explanation
+from tasks.execution import explanation, keying
 from tasks.execution.context import Reuse
 from tasks.execution.runner import run_stage
 from tasks.result import Input
@@ -65,7 +66,18 @@ def test_a_hit_names_the_options_in_no_key_that_differ_with_both_values(run_once
 
 def test_a_record_that_kept_only_keyed_options_differs_in_none(kit):
     older = Record(stage="sft", key="k", digest="d", files={}, environment={"python": "3.11.7"})
-    assert explanation.unkeyed_changes(older, kit.ToyJob(pause=0.01)) == []
+    assert explanation.unkeyed_changes(older, kit.ToyJob(pause=0.01), {}) == []
+
+
+def test_an_option_and_an_input_that_fell_out_of_the_key_are_named(run_once, told, monkeypatch):
+    one, other = (Input(digest=digest * 64, path=Path("data.jsonl")) for digest in "ab")
+    monkeypatch.setattr(keying, "stage_key", lambda *of: ("0" * 64, {"stage": "sft", "job": {}, "inputs": {}}))
+    monkeypatch.setattr(Input, "check", lambda source: None)
+    first, second = run_once({"data": one}, value=3), run_once({"data": other}, value=2)
+    assert told(second.run)["run"] == first.run
+    assert [(each["part"], each["name"]) for each in told(second.run)["differing"]] == [
+        ("input", "data"), ("config", "value"),
+    ]  # fmt: skip
 
 
 def test_it_is_compared_with_the_nearest_record_and_the_newest_of_those(run_once, told):

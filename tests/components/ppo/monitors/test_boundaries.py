@@ -16,6 +16,7 @@ from components.models.chat import rendering
 from components.ppo import evaluate, stage
 from components.ppo.models import Models
 from components.ppo.monitors.boundaries import check_inputs, other_weights
+from components.training.trained_weights import WeightAverage
 
 INPUTS = ["ppo.reference", "ppo.tokenizers", "ppo.sft_loss", "ppo.scale", "ppo.reward_scores"]
 
@@ -187,3 +188,34 @@ def test_a_gain_that_kl_does_not_allow_is_in_doubt(
     stages.run("ppo", tmp_path, **OPTIONS)
     assert results_of(tmp_path)["ppo.gain"] == "doubtful"
     assert "the self-check ppo.gain is in doubt" in caplog.text
+
+
+def test_true_scores_of_another_text_are_named(stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = evaluate.task_scores
+    monkeypatch.setattr(evaluate, "task_scores", lambda data, prompt, text: scores(data, prompt, f"Sorry. {text}"))
+    with pytest.raises(CheckFailed, match=r"ppo\.evaluation failed.*true scores \(gold and others\) in evaluation"):
+        stages.run("ppo", tmp_path, **OPTIONS)
+
+
+def test_an_average_that_is_not_published_is_named(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WeightAverage, "replace", lambda average, model: None)
+    with pytest.raises(CheckFailed, match=r"ppo\.published failed.*not those of the moving average"):
+        stages.run("ppo", tmp_path, **OPTIONS, ema=0.9)
+
+
+def test_an_adapter_that_was_not_merged_or_another_one_is_named(stages: Any, tmp_path: Path) -> None:
+    stages.run("reward", tmp_path / "reward", lora={"rank": 2})
+    inputs = stages.inputs_of("ppo") | {"reward": tmp_path / "reward" / "artifact"}
+    models = Models.load(stages.job("ppo", lora={"rank": 2}), inputs)
+    with torch.no_grad():
+        for weight in models.policy.adapter.values():
+            weight.fill_(0.1)
+    stage.save_policy(models, tmp_path)
+    others, count = other_weights(models.policy, tmp_path, merged=True)
+    assert not others and count > 10
+    with torch.no_grad():
+        next(iter(models.policy.adapter.values())).fill_(-0.1)
+    others, _ = other_weights(models.policy, tmp_path, merged=True)
+    assert len(others) == 1 and others[0].endswith("_proj.weight")

@@ -1,6 +1,6 @@
 """A batch is computed again by loops: healthy batches pass, and each check fails by name on a fault of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from components.models.sampling import sample
 from components.ppo import experience as experience_module
 from components.ppo import learner as learner_module
 from components.ppo import maths, objective
+from components.ppo.config import KLConfig
+from components.ppo.control import KLController
 from components.ppo.experience import Experience, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Packed
@@ -24,13 +26,14 @@ from components.ppo.monitors.by_the_book import (
     SAME,
     Surprises,
     UpdateChecks,
+    book_beta,
     check_batch,
     check_gradient,
     check_sampled,
     is_judged,
 )
 
-BATCH = ["ppo.prompts", "ppo.endings", "ppo.scores", "ppo.state", "ppo.rewarded", "ppo.advantages", "ppo.gradient"]
+BATCH = ["ppo.prompts", "ppo.endings", "ppo.scores", "ppo.rewarded", "ppo.advantages", "ppo.gradient"]
 
 
 @pytest.fixture
@@ -156,7 +159,7 @@ def test_a_critic_that_sees_the_action_is_named(
     from components.ppo import models
 
     monkeypatch.setattr(models, "predicting", lambda hidden, at: hidden.flatten(0, 1)[at])
-    with pytest.raises(CheckFailed, match=r"ppo\.state failed, perhaps because the critic reads the token"):
+    with pytest.raises(CheckFailed, match=r"ppo\.gradient failed.*that of the critic by"):
         judge()
 
 
@@ -273,7 +276,10 @@ def test_the_check_leaves_no_gradient_and_no_other_random_numbers(load: Callable
 def two_updates(load: Callable[..., Any], stages: Any) -> Callable[..., SelfChecks]:
     """Judge two updates of the trainer; `learn` replaces `Learner.update`, `again` gives the second batch's prompts."""
 
-    def two(learn: Callable[..., Any] = Learner.update, start: int = 8, numbers: int = 8, **options: Any) -> SelfChecks:
+    def two(
+        learn: Callable[..., Any] = Learner.update, start: int = 8, numbers: int = 8, beta: float = 0.1,
+        history: Sequence[dict[str, float]] = ({"ppo/kl": 0.0},), **options: Any,
+    ) -> SelfChecks:  # fmt: skip
         job, models, samples = load(**{"minibatch_size": 4} | options)
         rows = read_split(stages.inputs["data"] / "prompts.train")
         checks, learner = SelfChecks(), Learner.start(models, job)
@@ -283,7 +289,7 @@ def two_updates(load: Callable[..., Any], stages: Any) -> Callable[..., SelfChec
             prompts = [encode_prompt(models.tokenizer, prompt, 64) for prompt in asked]
             samples = sample(models.policy, models.tokenizer, prompts, job.generation, seed)
             batch = gather_experience(models, samples, job, 0.1, asked)
-            judged.before(number, batch, 0.1, asked)
+            judged.before(number, batch, beta, asked, history[: number - 1])
             judged.after(number, learn(learner, batch, number - 1))
         return checks
 
@@ -314,14 +320,33 @@ def test_a_critic_or_a_policy_that_is_not_trained_is_named(two_updates: Callable
             two_updates(frozen(name))
 
 
-def test_a_ratio_that_stays_exactly_1_is_named(two_updates: Callable[..., SelfChecks]) -> None:
-    def of_itself(learner: Learner, batch: Experience, number: int) -> dict[str, float]:
-        return Learner.update(learner, batch, number) | {"ppo/ratio_max": 1.0, "ppo/approx_kl": 0.0}
-
-    with pytest.raises(CheckFailed, match=r"ppo\.learned failed.*the ratio is exactly 1 in all 4 steps"):
-        two_updates(of_itself)
-
-
 def test_the_same_prompts_in_each_update_are_named(two_updates: Callable[..., SelfChecks]) -> None:
     with pytest.raises(CheckFailed, match=r"ppo\.fresh failed.*its prompts are the same"):
         two_updates(start=0)
+
+
+def test_rows_that_no_minibatch_takes_are_named(
+    two_updates: Callable[..., SelfChecks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first_half(learner: Learner, update: int, learned: Any) -> Any:
+        yield from ((number, [0, 1, 2, 3]) for number in range(2 * learner.job.ppo.epochs))
+
+    monkeypatch.setattr(Learner, "_minibatches", first_half)
+    with pytest.raises(CheckFailed, match=r"ppo\.learned failed.*8 of 8 rows were in 0 to \d minibatches and not in"):
+        two_updates(stop_epochs_above=None)
+
+
+@pytest.mark.parametrize("kl", [[0.0, 4.0, 9.0, 2.0], [1.0, 1.4, 1.6, 2.5, 8.0, 2.9]])
+@pytest.mark.parametrize("options", [{}, {"proportional": 0.5}, {"control": "fixed"}, {"horizon": 2.0}], ids=str)
+def test_beta_by_the_book_is_the_controllers(kl: list[float], options: dict[str, Any]) -> None:
+    config = KLConfig.model_validate({"control": "adaptive", "target": 3.0, "band": 6.0} | options)
+    controller = KLController.start(config)
+    for value in kl:
+        controller.update(value)
+    assert book_beta(config, kl) == pytest.approx(controller.beta, rel=1e-12)
+
+
+def test_a_controller_that_pushes_away_or_lost_its_state_is_named(two_updates: Callable[..., SelfChecks]) -> None:
+    adaptive = {"kl": {"control": "adaptive", "target": 0.5, "horizon": 1.0, "coefficient": 0.1}, "updates": 40}
+    with pytest.raises(CheckFailed, match=r"ppo\.beta failed, perhaps because the controller moves .* before it 0\.12"):
+        two_updates(beta=0.1, history=({"ppo/kl": 2.0},), **adaptive)

@@ -1,0 +1,53 @@
+"""Self-check of validate: a published pair has the label that its source row says in words."""
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from components.data.splits import SPLITS
+from components.data.tables.published import read_split
+from components.gates.self_checks import SelfChecks
+from data_contracts.rows.gather import RowSource
+
+FIRST = 64
+"""Rows of each source that are read again."""
+
+
+def check_direction(checks: SelfChecks, artifact: Path, sources: Sequence[RowSource]) -> None:
+    """Judge that no pair of `artifact` has `chosen` and `rejected` of its source row exchanged.
+
+    The first rows of each source are read again and found by number and texts. Rows that state no label by these
+    fields (votes, rankings), that are not published, or whose texts were changed are left out.
+
+    Raises:
+        CheckFailed: a pair has them exchanged.
+    """
+    published, compared, turned = dict[tuple[str, int], tuple[str, ...]](), 0, list[str]()
+    for split in SPLITS:
+        rows = read_split(artifact / f"pairs.{split}")
+        numbers = rows.dataset.data.column("row").to_numpy()  # type: ignore[attr-defined]
+        for row in rows.choose(np.flatnonzero(numbers <= FIRST + 1)):  # type: ignore[attr-defined]
+            published[row["source"], row["row"]] = row["chosen"].strip(), row["rejected"].strip()
+    for source in sources:
+        for raw in islice(source.rows, FIRST):
+            named = [raw.data.get(str(source.columns.get(side, side))) for side in ("chosen", "rejected")]
+            texts = published.get((str(raw.data.get("source") or source.file).strip(), raw.number), ("", ""))
+            responses = [_last_text(value) for value in named]
+            right, wrong = (all(map(str.endswith, responses, some)) for some in (texts, texts[::-1]))
+            compared += right != wrong
+            turned += [f"row {raw.number} of {source.file}"] if wrong and not right else []
+    if compared:
+        some = f", as in {turned[0]}" if turned else ""
+        numbers = f"chosen and rejected are exchanged in {len(turned)} of {compared} pairs{some}"
+        checks.judge("validate.direction", not turned, numbers)
+    else:
+        checks.skip("validate.direction", "no row that was read again is a published pair with `chosen` and `rejected`")
+
+
+def _last_text(value: object) -> str:
+    """Return a text, or that of the last message of a list, without white space around it; empty for other values."""
+    last = value[-1] if isinstance(value, list) and value else value
+    text = last.get("content", last.get("value")) if isinstance(last, dict) else last
+    return text.strip() if isinstance(text, str) else ""
