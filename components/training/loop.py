@@ -259,10 +259,11 @@ class Loop(Generic[U]):
         self._modules = dict(models)
         for observer in observers.values():
             self._modules |= observer.modules
-        kept = {id(parameter) for module in self._modules.values() for parameter in module.parameters()}
+        in_checkpoints = {id(parameter) for module in self._modules.values() for parameter in module.parameters()}
         for name, optimizer in optimizers.items():
-            lacks = any(id(parameter) not in kept for group in optimizer.param_groups for parameter in group["params"])
-            SelfChecks().judge("training.resumed", not lacks, f"checkpoints would not hold the {name}, which trains")
+            trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            numbers = f"checkpoints would not hold the {name}, which trains"
+            SelfChecks().judge("training.resumed", trained <= in_checkpoints, numbers)
         self.number, self.ended = 0, total == 0
         """Number of updates made, and whether the training has ended."""
         if resumed := restore_state(folder, self._modules, optimizers):

@@ -367,13 +367,13 @@ def _check_advantages(checks: SelfChecks, models: Models, experience: Experience
 
 def book_beta(config: KLConfig, kl: Sequence[float]) -> float:
     """Return β after updates with the mean KL `kl`, in the config's unit, by the formula of `KLController.update`."""
-    c, m, held = config.coefficient, -1.0, True
+    c, m, waits = config.coefficient, -1.0, True
     if config.control == "fixed":
         return c
     for value in kl:
-        error, held = value / config.target - 1, held and value < config.target / 2
+        error, waits = value / config.target - 1, waits and value < config.target / 2
         m = (m + error) / 2
-        c *= 1.0 if held else 1 + max(-0.2, min(0.2, error)) / config.horizon
+        c *= 1.0 if waits else 1 + max(-0.2, min(0.2, error)) / config.horizon
     return c * math.exp(config.proportional * max(-1.0, min(1.0, m)))
 
 
