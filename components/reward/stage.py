@@ -38,7 +38,6 @@ from components.stats.calibration.calibration_metrics import calibration, correc
 from components.stats.calibration.nulls import Judgements
 from components.stats.intervals import Numbers, cluster_codes, gain_in_shares
 from components.training.loop import torch_seed
-from components.training.training_checks import check_encoding
 
 
 def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -76,7 +75,6 @@ def train_on(
     """
     tokenizer = load_causal_lm(inputs["sft"], on_host(job.runtime))[1]  # the model itself is freed at once
     train = Pairs(tokenizer, splits["train"], job.generation, job.reward, out)
-    checks = check_encoding("reward.encoding", tokenizer, train.rows, train, job.generation)
     pad_id, members = tokenizer.pad_token_id, []
     # Only a few calibration pairs are evaluated during training; the rest are encoded afterwards, like the test split.
     watching = splits["calibration"][: job.reward.watch.examples if job.reward.evaluate_every is not None else 0]
@@ -104,7 +102,6 @@ def train_on(
     robustness = robustness_report(job, whole, members, tokenizer, splits["test"], sft_samples, scale.scale, task)
     write_json(out / "artifact" / "robustness.json", robustness)
     check_prompt_use(whole, tokenizer, splits["test"], job, task).write(out)
-    checks.write(out)
     metrics = {f"reward/{n}": float(value) for n in _REPORTED if (value := calibrated[n]) is not None} | {
         "reward/test_pairs": float(len(pairs["test"])),
         "reward/invariance": invariance(whole, pad_id, list(pairs["test"].chosen[:32]), job.runtime),

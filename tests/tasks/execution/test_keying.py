@@ -148,7 +148,7 @@ def test_what_no_key_holds_is_used_only_where_it_cannot_reach_an_artifact(module
             "components.human_eval.blinded_sample", "components.human_eval.unblinded_score",
         },
         "components.training.training_checks": {
-            "components.ppo.monitors.by_the_book", "components.reward.stage", "components.sft.stage",
+            "components.ppo.monitors.by_the_book", "components.reward.train", "components.sft.stage",
             "components.training.loop",
         },
         # Records of gates, which judge after a stage, and of alarms, of which PPO stores no advice.
