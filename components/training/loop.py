@@ -38,7 +38,7 @@ from components.training.optim import (
 )
 from components.training.shares import load_share, save_share
 from components.training.trained_weights import kept_parameters
-from components.training.training_checks import check_cleared, check_passes
+from components.training.training_checks import check_cleared, check_passes, write
 from components.training.updates import Observer, Stateful, U, Update
 
 
@@ -346,17 +346,9 @@ def check_resumed(optimizers: Mapping[str, AdamW], steps: Mapping[str, int]) -> 
 
 
 def fit(
-    model: Any,
-    examples: TrainingExamples,
-    config: PassesConfig,
-    *,
-    seed: int,
-    group: str,
-    out: Path,
-    observe: Observe,
-    part: int | None = None,
-    observers: Mapping[str, Observer[Update]] = MappingProxyType({}),
-) -> int:
+    model: Any, examples: TrainingExamples, config: PassesConfig, *, seed: int, group: str, out: Path, observe: Observe,
+    part: int | None = None, observers: Mapping[str, Observer[Update]] = MappingProxyType({}),
+) -> int:  # fmt: skip
     """Train `model` in length-bucketed batches with weighted gradients; return the number of optimiser steps.
 
     Resumes from `out/checkpoint`.
@@ -407,8 +399,7 @@ def fit(
             tokens = sum(int(examples.lengths[i]) for i in batch)
             update = Update(number=number, total=steps, model=model, metrics=metrics, tokens=tokens, timings=timings)
             loop.finish(loop.run_observers(update))
-    if ranks.is_first():
-        checks.write(out)
+    write(checks, out)
     return loop.number
 
 
