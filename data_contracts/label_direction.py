@@ -11,8 +11,7 @@ from components.data.tables.published import read_split
 from components.gates.self_checks import SelfChecks
 from data_contracts.rows.gather import RowSource
 
-FIRST = 64
-"""Rows of each source that are read again."""
+FIRST = 64  # rows of each source that are read again
 
 
 def check_direction(checks: SelfChecks, artifact: Path, sources: Sequence[RowSource]) -> None:
@@ -38,12 +37,11 @@ def check_direction(checks: SelfChecks, artifact: Path, sources: Sequence[RowSou
             right, wrong = (all(map(str.endswith, responses, some)) for some in (texts, texts[::-1]))
             compared += right != wrong
             turned += [f"row {raw.number} of {source.file}"] if wrong and not right else []
-    if compared:
-        some = f", as in {turned[0]}" if turned else ""
-        numbers = f"chosen and rejected are exchanged in {len(turned)} of {compared} pairs{some}"
-        checks.judge("validate.direction", not turned, numbers)
-    else:
+    if not compared:
         checks.skip("validate.direction", "no row that was read again is a published pair with `chosen` and `rejected`")
+        return
+    numbers = f"chosen and rejected are exchanged in {', '.join([f'{len(turned)} of {compared} pairs', *turned[:1]])}"
+    checks.judge("validate.direction", not turned, numbers)
 
 
 def _last_text(value: object) -> str:
