@@ -67,7 +67,7 @@ def check_passes(
 ) -> None:
     """Add the `batch` of step `number` (from 1) to those `taken` before, and judge the first pass over `count` examples
     and the beginning of the second. A training that was resumed is not judged."""
-    if len(taken) < min(number - 1, each_pass + BATCHES):
+    if len(taken) < number - 1 or number > each_pass + BATCHES:
         return
     taken.append(array("q", batch))
     if number == each_pass:

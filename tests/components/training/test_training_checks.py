@@ -24,7 +24,7 @@ from components.sft.tokenized_demonstrations import Example, Examples, choose_de
 from components.training import loop
 from components.training.loop import TrainingExamples, fit
 from components.training.optim import FitConfig
-from components.training.training_checks import check_encoding, check_heldout, check_losses
+from components.training.training_checks import check_encoding, check_heldout, check_losses, check_passes
 
 LONG = GenerationConfig(max_prompt_tokens=64, max_new_tokens=64)
 LEARNED = {"sft/perplexity": 0.05, "sft/unigram_perplexity": 1.0}
@@ -182,6 +182,13 @@ def test_passes_in_one_order_are_named(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(CheckFailed, match=r"training\.passes failed.*shuffled.*two passes have the same order"):
         train(tmp_path)
     train(tmp_path / "short", count=36)  # so few batches may be in one order by chance
+
+
+def test_only_the_batches_that_are_compared_are_held_in_memory() -> None:
+    taken = list[Any]()
+    for number in range(1, 400):
+        check_passes(SelfChecks(), taken, [number * (7 if number <= 20 else 3) % 20], number, 20, 20)
+    assert len(taken) == 30
 
 
 def test_gradients_that_are_kept_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
