@@ -170,16 +170,16 @@ def _tables(rows: Sequence[Row], plain: Sequence[Line]) -> Iterator[str]:
     yield table(
         (
             "Gate, alarm, check or warning",
-            "Undisturbed runs with it",
-            "Faults that it caught",
-            "As the first or only one",
+            "Undisturbed runs",
+            "Faults caught",
+            "First or alone",
         ),
         (
             (f"`{name}`", f"{alarms.get(name, 0)} of {len(plain)}", str(caught[name]), str(first[name]))
             for name in names
         ),
     )
-    yield "What is not in this table was raised by no run. Stated rates: all alarms of a healthy run together are false "
+    yield "What is not in this table was raised by no run. Stated rates: all alarms of a healthy run together are false"
     yield f"with probability {FALSE_ALARMS:g} at most (`ppo.monitors`), and an interval of a gate misses in 1 of 20.\n"
 
 
