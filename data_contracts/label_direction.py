@@ -30,8 +30,10 @@ def check_direction(checks: SelfChecks, artifact: Path, sources: Sequence[RowSou
         for row in rows.choose(np.flatnonzero(numbers <= FIRST + 1)):  # type: ignore[attr-defined]
             published[row["source"], row["row"]] = row["chosen"].strip(), row["rejected"].strip()
     for source in sources:
-        for raw in islice(source.rows, FIRST):
-            named = [raw.data.get(str(source.columns.get(side, side))) for side in ("chosen", "rejected")]
+        columns = {side: str(source.columns.get(side, side)) for side in ("chosen", "rejected")}
+        others = {str(column) for name, column in source.columns.items() if name not in columns}
+        for raw in islice(source.rows, 0 if others.intersection(columns.values()) else FIRST):  # judged anew by votes
+            named = [raw.data.get(column) for column in columns.values()]
             texts = published.get((str(raw.data.get("source") or source.file).strip(), raw.number), ("", ""))
             responses = [_last_text(value) for value in named]
             right, wrong = (all(map(str.endswith, responses, some)) for some in (texts, texts[::-1]))

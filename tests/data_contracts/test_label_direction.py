@@ -96,3 +96,10 @@ def test_pairs_that_votes_decide_are_not_judged(tmp_path, validate):
     ]
     validate(tmp_path / "out", {"preferences": written(tmp_path / "pairs.jsonl", rows)})
     assert direction(tmp_path / "out")[0] == "not judged"
+
+
+def test_pairs_of_an_older_file_that_new_votes_turn_are_not_judged(tmp_path, validate):
+    rows = [row | {"votes": {"a": 0, "b": 3}} for row in ROWS]
+    columns = {"a": "chosen", "b": "rejected"}
+    validate(tmp_path / "out", {"preferences": written(tmp_path / "pairs.jsonl", rows)}, columns=columns)
+    assert direction(tmp_path / "out")[0] == "not judged"
