@@ -11,8 +11,7 @@ from components.data.tables.published import read_split
 from components.gates.self_checks import SelfChecks
 from data_contracts.rows.gather import RowSource
 
-FIRST = 64
-"""Rows of each source that are read again."""
+FIRST = 64  # rows of each source that are read again
 
 
 def check_direction(checks: SelfChecks, artifact: Path, sources: Sequence[RowSource]) -> None:
@@ -31,19 +30,20 @@ def check_direction(checks: SelfChecks, artifact: Path, sources: Sequence[RowSou
         for row in rows.choose(np.flatnonzero(numbers <= FIRST + 1)):  # type: ignore[attr-defined]
             published[row["source"], row["row"]] = row["chosen"].strip(), row["rejected"].strip()
     for source in sources:
-        for raw in islice(source.rows, FIRST):
-            named = [raw.data.get(str(source.columns.get(side, side))) for side in ("chosen", "rejected")]
+        columns = {side: str(source.columns.get(side, side)) for side in ("chosen", "rejected")}
+        others = {str(column) for name, column in source.columns.items() if name not in columns}
+        for raw in islice(source.rows, 0 if others.intersection(columns.values()) else FIRST):  # judged anew by votes
+            named = [raw.data.get(column) for column in columns.values()]
             texts = published.get((str(raw.data.get("source") or source.file).strip(), raw.number), ("", ""))
             responses = [_last_text(value) for value in named]
             right, wrong = (all(map(str.endswith, responses, some)) for some in (texts, texts[::-1]))
             compared += right != wrong
             turned += [f"row {raw.number} of {source.file}"] if wrong and not right else []
-    if compared:
-        some = f", as in {turned[0]}" if turned else ""
-        numbers = f"chosen and rejected are exchanged in {len(turned)} of {compared} pairs{some}"
-        checks.judge("validate.direction", not turned, numbers)
-    else:
+    if not compared:
         checks.skip("validate.direction", "no row that was read again is a published pair with `chosen` and `rejected`")
+        return
+    numbers = f"chosen and rejected are exchanged in {', '.join([f'{len(turned)} of {compared} pairs', *turned[:1]])}"
+    checks.judge("validate.direction", not turned, numbers)
 
 
 def _last_text(value: object) -> str:

@@ -42,9 +42,7 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
     ),
     "validate.direction": SelfCheck(
         "Chosen and rejected of published pairs, with the first rows of the source files that name them.",
-        "the label is turned round between the file and the published pair",
-        "the format of the file in `components/data/formats`, and `data_contracts/published_splits.py`",
-    ),
+        "labels are turned round between file and published pair", "`components/data/formats`, `published_splits.py`"),
     "training.resumed": SelfCheck(
         "After an interruption, the steps that each optimiser counts, with those of the history; moments are not 0.",
         "the checkpoint lacks a model or the optimisers' state, or it was not loaded",
@@ -79,23 +77,19 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
     "reward.direction": SelfCheck(
         "The log loss of the training pairs with labels exchanged, with ln 2, that of a model that knows nothing.",
         "the loss or a margin has the other sign, so that rejected responses are preferred to chosen ones",
-        "`components/reward/losses.py`, and the order of a pair in `components/reward/training_pairs.py`",
-    ),
+        "`components/reward/losses.py`, and a pair's order in `components/reward/training_pairs.py`"),
     "reward.test_pairs": SelfCheck(
         "The margins of test pairs, with some read from disk and scored alone; what is reported, with sums over them.",
         "other pairs than pairs.test are reported, as training pairs, or at another temperature than the published one",
-        "`run` and `_calibrate` in `components/reward/stage.py`",
-    ),
+        "`run` and `_calibrate` in `components/reward/stage.py`"),
     "reward.calibration": SelfCheck(
         "The margins of calibration pairs, with some scored alone; the slope of their log loss at the temperature.",
         "the temperature was fitted on other pairs than pairs.calibration, or is not the best one for them",
-        "`_calibrate` in `components/reward/stage.py`, and `fit_temperature`",
-    ),
+        "`_calibrate` in `components/reward/stage.py`, and `fit_temperature`"),
     "reward.sft_scores": SelfCheck(
         "SFT's stored answers to the calibration prompts, scored again, with their stored scores and the scale.",
         "SFT answered other prompts than those of prompts.calibration, or the scale is not that of its scores",
-        "`sample_sft` in `components/reward/stage.py`, and `ScoreScale` in `components/reward/scoring.py`",
-    ),
+        "`sample_sft` in `components/reward/stage.py`, and `ScoreScale` in `components/reward/scoring.py`"),
     "ppo.reference": SelfCheck(
         "The weights of SFT, reference and policy before the first update, with the files of the artifact of sft.",
         "KL would be measured to another model, or the policy starts from another one",

@@ -71,6 +71,8 @@ class Learner:
     """Whether only the critic learns in this update; set by `set_rates`."""
     used: Counter[int] = field(default_factory=Counter)
     """How many minibatches of the latest update had each row."""
+    broke_off: bool = False
+    """Whether `ppo.stop_epochs_above` ended the latest update."""
 
     @classmethod
     def start(cls, models: Models, job: PpoJob, data: Path | None = None, folder: Path | None = None) -> "Learner":
@@ -127,7 +129,7 @@ class Learner:
             CheckFailed: a loss or gradient is not finite, or the log-probabilities kept from sampling differ from those
                 of the training path.
         """
-        config, rate, steps = self.job.ppo, self.set_rates(update), 0
+        config, rate, steps, self.broke_off = self.job.ppo, self.set_rates(update), 0, False
         self.used.clear()
         sums: dict[str, float] = defaultdict(float)
         maxima = set[str]()
@@ -138,6 +140,7 @@ class Learner:
             for name, value in metrics.items():
                 sums[name] = max(sums[name], value) if name in maxima else sums[name] + value
             if config.stop_epochs_above is not None and metrics["ppo/approx_kl"] > config.stop_epochs_above:
+                self.broke_off = True
                 break
         means = {name: value if name in maxima else value / steps for name, value in sums.items()}
         values, returns = experience.passes.values, experience.returns

@@ -38,7 +38,6 @@ from components.stats.calibration.calibration_metrics import calibration, correc
 from components.stats.calibration.nulls import Judgements
 from components.stats.intervals import FloatArray, Numbers, cluster_codes, gain_in_shares
 from components.training.loop import torch_seed
-from components.training.training_checks import check_encoding
 
 
 def run(job: RewardJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -76,7 +75,6 @@ def train_on(
     """
     tokenizer = load_causal_lm(inputs["sft"], on_host(job.runtime))[1]  # the model itself is freed at once
     train = Pairs(tokenizer, splits["train"], job.generation, job.reward, out)
-    checks = check_encoding("reward.encoding", tokenizer, train.rows, train, job.generation)
     pad_id, members = tokenizer.pad_token_id, []
     # Only a few calibration pairs are evaluated during training; the rest are encoded afterwards, like the test split.
     watching = splits["calibration"][: job.reward.watch.examples if job.reward.evaluate_every is not None else 0]
@@ -110,7 +108,7 @@ def train_on(
         "reward/scale": scale.scale,
         **robustness_metrics(robustness),
     }
-    check_model(checks, whole, tokenizer, job, inputs, splits["test"], out, margins, metrics)
+    check_model(whole, tokenizer, job, inputs, splits["test"], out, margins, metrics)
     if len(members) > 1:
         centred = sft_scores - sft_scores.mean(1, keepdim=True)
         metrics["reward/disagreement"] = float(centred.std(0).mean()) / scale.scale

@@ -27,6 +27,7 @@ from components.reward.scoring import adapter_name
 from components.reward.training_pairs import Pair, Pairs, PreferencePair, member_rows
 from components.training.heldout import HeldOut, LossEvaluations
 from components.training.loop import TrainingExamples, fit, torch_seed
+from components.training.training_checks import check_encoding
 
 SHOWN = 4
 """Number of held-out pairs whose scores are shown at each evaluation during training."""
@@ -153,6 +154,7 @@ def fit_model(
 ) -> Any:  # fmt: skip
     """Train `model` on `pairs`, in an order that depends on `member`; return it. Resumes from `out/checkpoint`."""
     config = job.reward
+    check_encoding("reward.encoding", pairs.tokenizer, pairs.rows, pairs, pairs.generation, out)
     model = spread(model.requires_grad_(True), job.runtime.sharding, job.runtime.device, job.runtime.dtype)
     combination = torch.tensor([config.objectives[name] for name in config.heads] or [1.0], device=job.runtime.device)
 

@@ -13,7 +13,7 @@ from components.base.errors import UserError
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.base.text import counted
-from components.data.support_desk.task import task_name, task_scores
+from components.data.support_desk.task import task_scores
 from components.data.tables.published import read_split
 from components.distributed.ranks import go_on_alone, in_turn
 from components.distributed.sharding import spread
@@ -57,8 +57,7 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     train: Sequence[Demonstration] = read_split(inputs["data"] / "demonstrations.train")
     heldout: Sequence[Demonstration] = read_split(inputs["data"] / "demonstrations.heldout")
     heldout, unjudged = shared_out(heldout, job.sft)
-    if "base" not in inputs:
-        train = train[: job.sft.max_demonstrations]
+    train = train[: None if "base" in inputs else job.sft.max_demonstrations]
     model, tokenizer = _untrained(job, inputs, train)
     pad_id = tokenizer.pad_token_id
     chosen, evaluated = (
@@ -67,12 +66,10 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     )
     _need_enough(job.sft.batch_size if job.sft.train else 0, job, chosen, evaluated)
     examples, heldout_examples = chosen.examples, evaluated.examples
-    checks = check_encoding("sft.encoding", tokenizer, train, examples, job.generation)
+    checks = check_encoding("sft.encoding", tokenizer, train, examples, job.generation, out)
     check_heldout(checks, train, read_split(inputs["data"] / "demonstrations.heldout"))
-    metrics = {
-        "sft/demonstrations": float(len(examples)) if job.sft.train else 0.0,
-        "sft/overlong": chosen.overlong / chosen.seen,
-    }
+    metrics = {"sft/demonstrations": float(job.sft.train * len(examples))}
+    metrics["sft/overlong"] = chosen.overlong / chosen.seen
     tokens = int(heldout_examples.responses.lengths.sum())
     subject = counted(len(heldout_examples), "held-out demonstration")
     baseline = unigram_losses(examples, heldout_examples, len(tokenizer))
@@ -88,8 +85,7 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         prompts = [row["prompt"] for row in unjudged[:SHOWN]]
         model, evaluations = fine_tune(
             job, model, pad_id, examples, out, observe, unseen(further, heldout_examples),
-            lambda model: _answered(job, inputs["data"], model, tokenizer, prompts, "shown")[0],
-        )  # fmt: skip
+            lambda model: _answered(job, inputs["data"], model, tokenizer, prompts, "shown")[0])  # fmt: skip
         model.eval()
     if evaluations is not None:
         observe(0, {}, doing=f"evaluating the last model on {subject}")
@@ -103,10 +99,7 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     loss = loss_a_token(losses, heldout_examples)
     metrics |= {**loss.metrics("sft/loss"), "sft/perplexity": math.exp(loss.value)}
     metrics |= perplexity_ratio(losses, baseline, heldout_examples).metrics("sft/perplexity_ratio")
-    check_losses(
-        checks, model, heldout_examples, losses, job.runtime,
-        lambda rows: response_losses(model, pad_id, Examples.of(rows), job.runtime), metrics, task_name(inputs["data"]),
-    )  # fmt: skip
+    check_losses(checks, model, heldout_examples, losses, job.runtime, response_losses, metrics, inputs["data"])
     metrics |= _sample(job, inputs["data"], model, tokenizer, out, observe)  # after this only the first rank goes on
     checks.write(out)
     if evaluations is not None:

@@ -47,7 +47,7 @@ class Environment(TypedDict, total=False):
     instruction_set: str
     cpu: str
     code: CodeVersion
-    unkeyed: dict[str, JsonValue]
+    whole: dict[str, JsonValue]
     """The values of the options that are in no key, by dotted name. Kept here, since a `Record` of earlier versions of
     Tether has no other place for them."""
 
@@ -88,7 +88,7 @@ class Record(Settings):
     @property
     def machine(self) -> dict[str, object]:
         """Return the environment without the version of Tether's code and without options."""
-        return {name: value for name, value in self.environment.items() if name not in ("code", "whole")}
+        return {name: value for name, value in self.environment.items() if name not in ("code", "whole", "unkeyed")}
 
     @property
     def objects(self) -> dict[str, str]:

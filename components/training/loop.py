@@ -38,7 +38,7 @@ from components.training.optim import (
 )
 from components.training.shares import load_share, save_share
 from components.training.trained_weights import kept_parameters
-from components.training.training_checks import check_cleared, check_passes
+from components.training.training_checks import check_cleared, check_passes, write
 from components.training.updates import Observer, Stateful, U, Update
 
 
@@ -259,10 +259,11 @@ class Loop(Generic[U]):
         self._modules = dict(models)
         for observer in observers.values():
             self._modules |= observer.modules
-        kept = {id(parameter) for module in self._modules.values() for parameter in module.parameters()}
+        in_checkpoints = {id(parameter) for module in self._modules.values() for parameter in module.parameters()}
         for name, optimizer in optimizers.items():
-            lacks = any(id(parameter) not in kept for group in optimizer.param_groups for parameter in group["params"])
-            SelfChecks().judge("training.resumed", not lacks, f"checkpoints would not hold the {name}, which trains")
+            trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            numbers = f"checkpoints would not hold the {name}, which trains"
+            SelfChecks().judge("training.resumed", trained <= in_checkpoints, numbers)
         self.number, self.ended = 0, total == 0
         """Number of updates made, and whether the training has ended."""
         if resumed := restore_state(folder, self._modules, optimizers):
@@ -345,17 +346,9 @@ def check_resumed(optimizers: Mapping[str, AdamW], steps: Mapping[str, int]) -> 
 
 
 def fit(
-    model: Any,
-    examples: TrainingExamples,
-    config: PassesConfig,
-    *,
-    seed: int,
-    group: str,
-    out: Path,
-    observe: Observe,
-    part: int | None = None,
-    observers: Mapping[str, Observer[Update]] = MappingProxyType({}),
-) -> int:
+    model: Any, examples: TrainingExamples, config: PassesConfig, *, seed: int, group: str, out: Path, observe: Observe,
+    part: int | None = None, observers: Mapping[str, Observer[Update]] = MappingProxyType({}),
+) -> int:  # fmt: skip
     """Train `model` in length-bucketed batches with weighted gradients; return the number of optimiser steps.
 
     Resumes from `out/checkpoint`.
@@ -406,8 +399,7 @@ def fit(
             tokens = sum(int(examples.lengths[i]) for i in batch)
             update = Update(number=number, total=steps, model=model, metrics=metrics, tokens=tokens, timings=timings)
             loop.finish(loop.run_observers(update))
-    if ranks.is_first():
-        checks.write(out)
+    write(checks, out)
     return loop.number
 
 

@@ -153,7 +153,7 @@ def build_optimizer(model: "nn.Module", config: OptimizerConfig) -> "AdamW":
     """Create the optimiser for the parameters of `model` that take gradients, in their order.
 
     Raises:
-        UserError: as for `components.training.eight_bit.adamw_8bit`.
+        UserError: as for `components.models.matrices.eight_bit.adamw_8bit`.
     """
     from torch.optim import AdamW
 
@@ -164,7 +164,7 @@ def build_optimizer(model: "nn.Module", config: OptimizerConfig) -> "AdamW":
     ]
     groups = [group for group in groups if group["params"]]
     if config.optimizer == "adamw_8bit":
-        from components.training.eight_bit import adamw_8bit
+        from components.models.matrices.eight_bit import adamw_8bit
 
         return adamw_8bit(groups, config.peak, (0.9, config.beta2), config.epsilon)
     return AdamW(groups, lr=config.peak, betas=(0.9, config.beta2), eps=config.epsilon, fused=True)

@@ -62,7 +62,7 @@ def test_the_rows_of_a_file_are_found_again_by_their_number(tmp_path, validate, 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet", None])
 def test_a_turned_label_is_named_with_its_row(tmp_path, validate, turned, suffix):
     files = {} if suffix is None else {"preferences": written(tmp_path / f"pairs.{suffix}", ROWS)}
-    with pytest.raises(CheckFailed, match=r"validate\.direction failed.* in 1 of \d+ pairs, as in row 5 of pref"):
+    with pytest.raises(CheckFailed, match=r"validate\.direction failed.* in 1 of \d+ pairs, row 5 of preferences"):
         validate(tmp_path / "out", files, generator={"demonstrations": 50, "pairs": 120})
 
 
@@ -76,7 +76,7 @@ def test_a_turned_label_is_named_in_transcripts_in_messages_and_under_other_name
     named = [{"prompt": row["prompt"], "rejected": row["chosen"], "worse": row["rejected"]} for row in ROWS]
     columns = {"chosen": "rejected", "rejected": "worse"}
     for rows, options in ((transcripts, {}), (messages, {}), (named, {"columns": columns})):
-        with pytest.raises(CheckFailed, match=r"exchanged in 1 of 64 pairs, as in row 5"):
+        with pytest.raises(CheckFailed, match=r"exchanged in 1 of 64 pairs, row 5"):
             validate(tmp_path / "out", {"preferences": written(tmp_path / "pairs.jsonl", rows)}, **options)
 
 
@@ -95,4 +95,11 @@ def test_pairs_that_votes_decide_are_not_judged(tmp_path, validate):
         {"prompt": row["prompt"], "a": row["rejected"], "b": row["chosen"], "votes": {"a": 1, "b": 2}} for row in ROWS
     ]
     validate(tmp_path / "out", {"preferences": written(tmp_path / "pairs.jsonl", rows)})
+    assert direction(tmp_path / "out")[0] == "not judged"
+
+
+def test_pairs_of_an_older_file_that_new_votes_turn_are_not_judged(tmp_path, validate):
+    rows = [row | {"votes": {"a": 0, "b": 3}} for row in ROWS]
+    columns = {"a": "chosen", "b": "rejected"}
+    validate(tmp_path / "out", {"preferences": written(tmp_path / "pairs.jsonl", rows)}, columns=columns)
     assert direction(tmp_path / "out")[0] == "not judged"

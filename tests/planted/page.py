@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+from components.ppo.monitors.batches import FALSE_ALARMS
 from tests.planted import outcome
 from tests.planted.catalogue import HOW, ROOT, Fault, read
 from tests.planted.copies import SIZE
@@ -157,22 +158,29 @@ def _tables(rows: Sequence[Row], plain: Sequence[Line]) -> Iterator[str]:
         yield table(heads, (_result(row) for row in rows if row.fault.kind == kind))
         yield from (f"- `{row.fault.name}`: {row.fault.what}" for row in rows if row.fault.kind == kind)
         yield ""
-    yield "## False alarms\n"
-    counts = outcome.false_alarms(plain)
+    yield "## False alarms and power\n"
     golds = [line["metrics"]["policy/gold"] for line in plain if "policy/gold" in line["metrics"]]
     spread = f", deviation {stdev(golds):.2f}" if len(golds) > 1 else ""
     gold = f" Gold: mean {fmean(golds):.2f}{spread}." if golds else ""
     stopped = sum(line["exit"] != 0 for line in plain)
     yield f"{stopped} of {len(plain)} undisturbed runs stopped, each with another seed.{gold}\n"
-    if not plain:
-        return
-    if counts:
-        yield table(
-            ("Gate, alarm or warning", "Undisturbed runs"),
-            ((f"`{n}`", f"{k} of {len(plain)}") for n, k in counts.items()),
-        )
-    else:
-        yield "No gate, alarm or warning was raised in any of them.\n"
+    alarms, caught = outcome.false_alarms(plain), Counter(name for row in rows for name in row.by)
+    first = Counter(row.by[0] for row in rows if row.by)
+    names = sorted({*alarms, *caught}, key=lambda name: (-alarms.get(name, 0), -caught[name], name))
+    yield table(
+        (
+            "Gate, alarm, check or warning",
+            "Undisturbed runs",
+            "Faults caught",
+            "First or alone",
+        ),
+        (
+            (f"`{name}`", f"{alarms.get(name, 0)} of {len(plain)}", str(caught[name]), str(first[name]))
+            for name in names
+        ),
+    )
+    yield "What is not in this table was raised by no run. Stated rates: all alarms of a healthy run together are false"
+    yield f"with probability {FALSE_ALARMS:g} at most (`ppo.monitors`), and an interval of a gate misses in 1 of 20.\n"
 
 
 def _foot(faults: Sequence[Fault], rows: Sequence[Row]) -> Iterator[str]:

@@ -82,7 +82,7 @@ def other_weights(model: Any, artifact: Path, merged: bool = False) -> tuple[lis
         merged: whether the file's layers are the backbone's plus the product of the adapter's matrices.
     """
     named = model.weights() if isinstance(model, AdapterView) else model.named_parameters()
-    adapted = model.backbone.layers if merged and isinstance(model, AdapterView) else {}
+    adapted = model.backbone.layers.items() if merged and isinstance(model, AdapterView) else ()
     weights: dict[str, Tensor] = {name.replace(".base_layer", ""): weight.detach() for name, weight in named}
     others, compared = list[str](), 0
     few = sum(weight.numel() for weight in weights.values()) > WHOLE
@@ -96,8 +96,8 @@ def other_weights(model: Any, artifact: Path, merged: bool = False) -> tuple[lis
                 value = stored.get_tensor(name)
                 if value.shape == weight.shape:
                     compared += 1
-                    layer = next((layer for path, layer in adapted.items() if name.endswith(f".{path}.weight")), None)
-                    if layer is None:
+                    layer = next((layer for path, layer in adapted if name.endswith(f".{path}.weight")), None)
+                    if layer is None or model.name not in layer.lora_A:
                         same = torch.equal(value.to(weight.dtype), weight.cpu())
                     else:
                         delta = layer.get_delta_weight(model.name).detach().float()

@@ -35,25 +35,20 @@ BETTER_THAN_CHANCE = 0.6
 
 
 def check_model(
-    checks: SelfChecks, model: Any, tokenizer: Any, job: RewardJob, inputs: Mapping[str, Path],
-    test: Sequence[PreferencePair], out: Path, margins: Mapping[str, FloatArray], metrics: Mapping[str, float],
+    model: Any, tokenizer: Any, job: RewardJob, inputs: Mapping[str, Path], test: Sequence[PreferencePair], out: Path,
+    margins: Mapping[str, FloatArray], metrics: Mapping[str, float],
 ) -> None:  # fmt: skip
     """Judge the trained model and what its stage reports, and write the results to the attachments of `out`.
 
-    Args:
-        inputs: the stage's; a judge's pairs are in `judge_data`.
-        test: the pairs of which the stage reports.
-        margins, metrics: as for `check_pairs`.
-
     Raises:
-        CheckFailed: as for the other functions here.
+        CheckFailed: as for the other functions here, which explain the arguments. A judge's pairs are in `judge_data`.
     """
-    data, scale = inputs["data"], ScoreScale.read(out / "artifact")
-    check_prompt_use(checks, model, tokenizer, test, job, task_name(data))
-    check_pairs(checks, model, tokenizer, job, inputs.get("judge_data", data), scale.temperature, margins, metrics)
-    names = ("reward.sft_scores", "reward.sft_scores")
-    check_sft_scores(checks, names, model, tokenizer, job, data, out / "artifact", scale, EnsembleConfig(),
-                     rounding(job))  # fmt: skip
+    data, scale, lora = inputs["data"], ScoreScale.read(out / "artifact"), job.reward.lora
+    rounded = job.runtime.dtype != "float32" or job.runtime.tf32 or (lora is not None and lora.quantize is not None)
+    checks, allowed = check_prompt_use(model, tokenizer, test, job, task_name(data)), ROUNDED if rounded else EXACT
+    pairs, names = inputs.get("judge_data", data), ("reward.sft_scores", "reward.sft_scores")
+    check_pairs(checks, model, tokenizer, job, pairs, scale.temperature, margins, metrics, allowed)
+    check_sft_scores(checks, names, model, tokenizer, job, data, out / "artifact", scale, EnsembleConfig(), allowed)
     checks.write(out)
 
 
@@ -74,9 +69,9 @@ def with_other_prompts(rows: Sequence[PreferencePair]) -> list[PreferencePair]:
 
 
 def check_prompt_use(
-    checks: SelfChecks, model: Any, tokenizer: Any, test: Sequence[PreferencePair], job: RewardJob, task: str
-) -> None:
-    """Judge that the margins of test pairs fall under another pair's prompt by `LEAST` errors.
+    model: Any, tokenizer: Any, test: Sequence[PreferencePair], job: RewardJob, task: str
+) -> SelfChecks:
+    """Return the judgement that the margins of test pairs fall under another pair's prompt by `LEAST` errors.
 
     In the built-in task the prompt decides which response is right, so a model that does without it read wrong prompts.
     Other data may hold preferences that do not depend on the prompt: there it warns.
@@ -84,15 +79,15 @@ def check_prompt_use(
     Raises:
         CheckFailed: they fall by less than `NONE` errors, and the data are the built-in task's.
     """
-    name, rows = "reward.prompt_use", [*test[:MOST]]
+    checks, name, rows = SelfChecks(), "reward.prompt_use", [*test[:MOST]]
     if len(rows) < FEW:
         checks.skip(name, f"{len(rows)} test pairs are too few")
-        return
+        return checks
     margins = [margins_of(model, tokenizer, some, job) for some in (rows, with_other_prompts(rows))]
     right, other = (float((margin > 0).mean()) for margin in margins)
     if right < BETTER_THAN_CHANCE:
         checks.skip(name, f"the accuracy on {len(rows)} test pairs is {right:.2f}, near chance")
-        return
+        return checks
     falls = margins[0] - margins[1]
     errors = float(falls.mean()) / max(float(falls.std(ddof=1)) / math.sqrt(len(falls)), 1e-12)
     numbers = (
@@ -100,11 +95,12 @@ def check_prompt_use(
         f"fall by {errors:.1f} standard errors (at least {LEAST:g} are expected)"
     )
     checks.judge(name, errors >= LEAST, numbers, fails=errors < NONE and task == "support-desk")
+    return checks
 
 
 def check_pairs(
     checks: SelfChecks, model: Any, tokenizer: Any, job: RewardJob, data: Path, temperature: float,
-    margins: Mapping[str, FloatArray], metrics: Mapping[str, float],
+    margins: Mapping[str, FloatArray], metrics: Mapping[str, float], allowed: float,
 ) -> None:  # fmt: skip
     """Judge by the pairs of `data`, read from disk, that the model learned their labels, and the reported numbers.
 
@@ -112,11 +108,11 @@ def check_pairs(
         temperature: the published one. It minimises the log loss of the calibration pairs, whose derivative by
             log T, the mean of d/T sigmoid(-d/T), is then 0; or it is an end of its range, and the loss falls beyond.
         margins: d, by which the stage measured, of its pairs of `calibration` and `test`.
-        metrics: the stage's, named `reward/NAME`.
+        metrics, allowed: the stage's `reward/NAME`; the median difference of margins, in deviations.
 
     Raises:
-        CheckFailed: with chosen and rejected exchanged, the training pairs' log loss is below that of a model that
-            knows nothing; a few pairs, scored one by one, have other margins; or a number is not what it is named.
+        CheckFailed: with labels exchanged the training pairs' log loss is below that of a model that knows nothing; a
+            few pairs, scored one by one, have other margins; or a number is not what it is named.
     """
     rows = read_split(data / "pairs.train")[: job.reward.max_pairs]
     some = [*rows[:: max(1, len(rows) // MOST)]]
@@ -128,8 +124,9 @@ def check_pairs(
         loss = clustered_mean(np.logaddexp(0, here), (str(row["prompt"]) for row in some), level=1 - 1e-6)
         numbers = f"chosen scores higher in {(here > 0).mean():.3f} of {len(some)} training pairs, and the log loss "
         numbers += f"with labels exchanged is {loss.value:.3f} nats (a model that knows nothing has 0.693)"
-        checks.judge("reward.direction", not loss.high < 0.69, numbers)
-    wrong, allowed = dict[str, list[str]](), rounding(job)
+        plain = job.reward.refresh is None and not any("source_weight" in row for row in some)  # else other rows decide
+        checks.judge("reward.direction", not loss.high < 0.69, numbers, fails=plain)
+    wrong = dict[str, list[str]]()
     for split, of_stage in margins.items():
         rows, step = read_split(data / f"pairs.{split}"), max(1, len(of_stage) // AGAIN)
         wrong[split] = []
@@ -156,12 +153,6 @@ def _expected(margins: FloatArray) -> dict[str, float]:
     bin_of = np.minimum((rankdata(confidence) - 0.5) / len(margins) * BINS, BINS - 1).astype(int)
     ece = sum(abs((confidence - right)[bin_of == place].sum()) for place in range(BINS)) / len(margins)
     return {"accuracy": float(right.mean()), "ece": ece, "log_loss": float(np.logaddexp(0, -margins).mean())}
-
-
-def rounding(job: RewardJob) -> float:
-    """Return the largest median difference between scores of the stage: `ROUNDED` in bfloat16, TF32 and 4 bits."""
-    quantized = job.reward.lora is not None and job.reward.lora.quantize is not None
-    return EXACT if job.runtime.dtype == "float32" and not job.runtime.tf32 and not quantized else ROUNDED
 
 
 def check_sft_scores(

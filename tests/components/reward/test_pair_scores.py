@@ -12,6 +12,7 @@ from components.base.errors import CheckFailed
 from components.models.batching import pad
 from components.models.runtime import Runtime
 from components.reward import pair_scores
+from components.reward import train as train_module
 from components.reward.pair_scores import check_packed, pack, packed_scores, separate_scores
 from components.reward.train import fit_model, start_model
 from components.reward.training_pairs import Pair, Pairs, longer, packed_length, shared_tokens
@@ -96,8 +97,9 @@ def test_a_model_that_takes_no_such_mask_is_refused_and_the_error_names_the_opti
 
 
 def test_a_window_that_only_the_longest_sequences_exceed_is_seen_before_training(
-    stages: Any, runtime: Runtime, tmp_path: Any
+    stages: Any, runtime: Runtime, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(train_module, "check_encoding", lambda *of: None)  # these pairs have no text
     size: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
     heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_labels": 1, "pad_token_id": 0}
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from components.base.errors import CheckFailed
+from components.base.jsonl import write_json
 from components.data.tables.published import read_split
 from components.gates.self_checks import SelfChecks
 from components.models import batching, logprobs
@@ -23,7 +24,7 @@ from components.sft.tokenized_demonstrations import Example, Examples, choose_de
 from components.training import loop
 from components.training.loop import TrainingExamples, fit
 from components.training.optim import FitConfig
-from components.training.training_checks import check_encoding, check_heldout, check_losses
+from components.training.training_checks import check_encoding, check_heldout, check_losses, check_passes
 
 LONG = GenerationConfig(max_prompt_tokens=64, max_new_tokens=64)
 LEARNED = {"sft/perplexity": 0.05, "sft/unigram_perplexity": 1.0}
@@ -40,7 +41,7 @@ def rows(stages: Any) -> list[Any]:
 
 
 @pytest.fixture
-def encode(language: Any, rows: list[Any]) -> Callable[..., SelfChecks]:
+def encode(language: Any, rows: list[Any], tmp_path: Path) -> Callable[..., SelfChecks]:
     """Encode demonstrations and judge them; `change` is made to the tokens, and `given` are rows in their place."""
 
     def encode(
@@ -48,7 +49,8 @@ def encode(language: Any, rows: list[Any]) -> Callable[..., SelfChecks]:
         limits: GenerationConfig = LONG, overlong: Any = "drop",
     ) -> SelfChecks:  # fmt: skip
         chosen = choose_demonstrations(language.tokenizer, given or rows, limits, overlong, most)
-        return check_encoding("sft.encoding", language.tokenizer, rows, [*map(change, chosen.examples)], limits)
+        examples = [*map(change, chosen.examples)]
+        return check_encoding("sft.encoding", language.tokenizer, rows, examples, limits, tmp_path)
 
     return encode
 
@@ -86,14 +88,17 @@ def test_demonstrations_that_lost_their_system_message_are_named(
         encode(given=[row | {"prompt": row["prompt"][1:]} for row in rows])
 
 
-def test_turns_stop_strings_and_a_template_that_strips_are_encoded_whole(rows: list[Any]) -> None:
+def test_turns_stop_strings_and_a_template_that_strips_are_encoded_whole(rows: list[Any], tmp_path: Path) -> None:
     tokenizer = train_tokenizer([row["response"] for row in rows], 600)
     tokenizer.chat_template = tokenizer.chat_template.replace("m['content']", "m['content'] | trim")
     set_endings(tokenizer, strings=["STOP"])
     turns = [{"role": "user", "content": " Hi. "}, {"role": "assistant", "content": "Yes?"}, *rows[0]["prompt"]]
-    given = [{"prompt": turns, "response": "A reply.STOP and more"}, {"prompt": turns[:1], "response": " Good. "}]
+    given: list[Any] = [
+        {"prompt": turns, "response": "A reply.STOP and more"},
+        {"prompt": turns[:1], "response": " Good. "},
+    ]
     chosen = choose_demonstrations(tokenizer, given, LONG, "drop", None)
-    assert check_encoding("sft.encoding", tokenizer, given, chosen.examples, LONG).results
+    assert check_encoding("sft.encoding", tokenizer, given, chosen.examples, LONG, tmp_path).results
 
 
 @pytest.mark.parametrize("fault", ["none", "no EOS", "no prompt", "no system message"])
@@ -116,11 +121,11 @@ def test_pairs_encoded_in_part_are_named(
     elif fault == "no system message":
         monkeypatch.setattr(f"{module}.encode_prompts", lambda t, some, most: prompts(t, [p[-1:] for p in some], most))
     if fault == "none":
-        numbers = check_encoding("reward.encoding", language.tokenizer, pairs.rows, pairs, LONG).results
+        numbers = check_encoding("reward.encoding", language.tokenizer, pairs.rows, pairs, LONG, tmp_path).results
         assert numbers["reward.encoding"].numbers.startswith("0 of 15 first texts")
         return
     with pytest.raises(CheckFailed, match=r"reward\.encoding failed.*EOS.*system message.*15 of 15 first texts"):
-        check_encoding("reward.encoding", language.tokenizer, pairs.rows, pairs, LONG)
+        check_encoding("reward.encoding", language.tokenizer, pairs.rows, pairs, LONG, tmp_path)
 
 
 def test_held_out_prompts_in_training_are_named(rows: list[Any]) -> None:
@@ -154,9 +159,8 @@ def test_a_training_that_was_resumed_is_not_judged_and_keeps_what_was_written(
     SelfChecks.write(checks := SelfChecks(), tmp_path)
     checks.skip("sft.loss", "a test")
     checks.write(tmp_path)
-    step = loop.step_and_clear
+    step, steps = loop.step_and_clear, iter([True] * 16 + [False])
     monkeypatch.setattr(loop, "step_and_clear", lambda optimizer: step(optimizer) if next(steps) else 1 / 0)
-    steps = iter([True] * 16 + [False])
     with pytest.raises(ZeroDivisionError):
         train(tmp_path)
     monkeypatch.undo()
@@ -180,6 +184,13 @@ def test_passes_in_one_order_are_named(tmp_path: Path, monkeypatch: pytest.Monke
     train(tmp_path / "short", count=36)  # so few batches may be in one order by chance
 
 
+def test_only_the_batches_that_are_compared_are_held_in_memory() -> None:
+    taken = list[Any]()
+    for number in range(1, 400):
+        check_passes(SelfChecks(), taken, [number * (7 if number <= 20 else 3) % 20], number, 20, 20)
+    assert len(taken) == 30
+
+
 def test_gradients_that_are_kept_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "step_and_clear", lambda optimizer: optimizer.step())
     with pytest.raises(CheckFailed, match=r"training\.gradients failed.*not cleared.*2 parameters have a gradient"):
@@ -187,7 +198,7 @@ def test_gradients_that_are_kept_are_named(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def losses(language: Any, rows: list[Any], runtime: Runtime) -> Callable[..., SelfChecks]:
+def losses(language: Any, rows: list[Any], runtime: Runtime, tmp_path: Path) -> Callable[..., SelfChecks]:
     """Judge the losses of a random model on `count` demonstrations; `under` computes those under other prompts."""
     examples = Examples.of(choose_demonstrations(language.tokenizer, rows, LONG, "cut", None).examples)
     pad_id = language.tokenizer.pad_token_id
@@ -199,12 +210,14 @@ def losses(language: Any, rows: list[Any], runtime: Runtime) -> Callable[..., Se
         own = response_losses(language.model, pad_id, examples[:count], runtime)
         checks, prompts = SelfChecks(), list[Any]()
 
-        def losses_of(others: Any) -> Any:
+        def losses_of(model: Any, pad_id: int, others: Examples, runtime: Runtime) -> Any:
             prompts.extend(prompt for prompt, _ in others)
             assert [response for _, response in others] == [*examples.responses[:count]]
             return under(own)
 
-        check_losses(checks, language.model, examples[:count], own, runtime, losses_of, metrics, task)
+        (tmp_path / task).mkdir(exist_ok=True)
+        write_json(tmp_path / task / "task.json", {"name": task})
+        check_losses(checks, language.model, examples[:count], own, runtime, losses_of, metrics, tmp_path / task)
         assert not any(map(lambda one, other: one == other, prompts, examples.prompts))
         return checks
 

@@ -150,7 +150,7 @@ def test_what_no_key_holds_is_used_only_where_it_cannot_reach_an_artifact(module
             "components.human_eval.blinded_sample", "components.human_eval.unblinded_score",
         },
         "components.training.training_checks": {
-            "components.ppo.monitors.by_the_book", "components.reward.stage", "components.sft.stage",
+            "components.ppo.monitors.by_the_book", "components.reward.train", "components.sft.stage",
             "components.training.loop",
         },
         "components.reward.evaluation.model_checks": {"components.ppo.monitors.boundaries", "components.reward.stage"},

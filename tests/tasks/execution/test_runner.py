@@ -497,6 +497,16 @@ def test_a_source_that_is_replaced_after_its_digest_leaves_nothing_under_that_di
         assert peek(kit.toy("sft"), job, given, ctx) is None
 
 
+def test_a_digest_that_is_not_of_the_content_is_named_before_anything_is_computed(start, kit, home, tmp_path):
+    """Two contents of one size would have one key."""
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("monday")
+    given = {"preferences": Input(digest=f"{data.stat().st_size:064x}", path=data)}
+    with pytest.raises(UserError, match=r"the digest is not its content's sha256"), start() as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), given, ctx)
+    assert work_folders(home) == []
+
+
 def test_a_source_folder_may_consist_of_links_to_files_as_the_hubs_cache_does(tmp_path):
     (tmp_path / "blob").write_text("{}")
     (tmp_path / "plain").mkdir()

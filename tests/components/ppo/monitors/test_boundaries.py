@@ -134,7 +134,7 @@ def results_of(out: Path) -> dict[str, str]:
 def test_the_results_of_all_checks_are_written_and_held(stages: Any, tmp_path: Path) -> None:
     stages.run("ppo", tmp_path, **OPTIONS)
     results = results_of(tmp_path)
-    assert list(results) == [name for name in SELF_CHECKS if name.startswith("ppo.")]
+    assert list(results) == ["training.gradients", *(name for name in SELF_CHECKS if name.startswith("ppo."))]
     assert {name for name, verdict in results.items() if verdict != "held"} == {"ppo.first_scores", "ppo.sampled"}
 
 
@@ -208,7 +208,7 @@ def test_an_average_that_is_not_published_is_named(
 def test_an_adapter_that_was_not_merged_or_another_one_is_named(stages: Any, tmp_path: Path) -> None:
     stages.run("reward", tmp_path / "reward", lora={"rank": 2})
     inputs = stages.inputs_of("ppo") | {"reward": tmp_path / "reward" / "artifact"}
-    models = Models.load(stages.job("ppo", lora={"rank": 2}), inputs)
+    models = Models.load(stages.job("ppo", lora={"rank": 2, "targets": ["q_proj", "v_proj"]}), inputs)
     with torch.no_grad():
         for weight in models.policy.adapter.values():
             weight.fill_(0.1)

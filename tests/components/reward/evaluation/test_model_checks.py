@@ -45,9 +45,7 @@ def judge(monkeypatch: pytest.MonkeyPatch, stages: Any) -> Callable[..., SelfChe
 
         monkeypatch.setattr(model_checks, "encode_pairs", lambda tokenizer, rows, generation, config: rows)
         monkeypatch.setattr(model_checks, "score_pairs", scored)
-        checks, tokenizer = SelfChecks(), type("Tokenizer", (), {"pad_token_id": 0})
-        check_prompt_use(checks, None, tokenizer, rows, stages.job("reward"), task)
-        return checks
+        return check_prompt_use(None, type("Tokenizer", (), {"pad_token_id": 0}), rows, stages.job("reward"), task)
 
     return judge
 

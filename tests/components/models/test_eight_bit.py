@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from components.base.errors import UserError
-from components.training import eight_bit
+from components.models.matrices import eight_bit
 from components.training.loop import clip_gradient, restore_state, save_state, step_and_clear
 from components.training.optim import OptimizerConfig, build_optimizer
 
