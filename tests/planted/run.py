@@ -44,6 +44,8 @@ INTERRUPTED = 9
 """The update of PPO after which a run of `resume` gets Ctrl-C: one after a checkpoint."""
 SMALL = ("tiny", "--until", "ppo")
 """The run of `--small`: its models learn next to nothing, and most self-checks need no more."""
+MORE = ("direction", "prompt_use", "calibration", "first_scores", "sampled", "fresh", "sft_loss", "loss", "beta")
+"""Self-checks that need a model that has learned, or more tokens or updates."""
 _BASES, _FILE = threading.Lock(), threading.Lock()
 
 
@@ -256,7 +258,8 @@ def stopped_by(line: Line) -> str:
 def stopped_in_training(planting: Planting) -> list[tuple[Fault, str]]:
     """Return the faults of code that a self-check stopped before human_eval by their recorded lines, with the check."""
     checks = {line["digest"]: stopped_by(line) for line in planting.lines() if line["stopped_at"] in STAGES[:-1]}
-    faults = [fault for fault in read() if checks.get(fault.digest()) and fault.how == "rerun" and not fault.set]
+    small = {digest for digest, check in checks.items() if check and not check.endswith(tuple(f".{n}" for n in MORE))}
+    faults = [fault for fault in read() if fault.digest() in small and fault.how == "rerun" and not fault.set]
     return [(fault, checks[fault.digest()]) for fault in faults]
 
 
