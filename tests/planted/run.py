@@ -44,7 +44,10 @@ INTERRUPTED = 9
 """The update of PPO after which a run of `resume` gets Ctrl-C: one after a checkpoint."""
 SMALL = ("tiny", "--until", "ppo")
 """The run of `--small`: its models learn next to nothing, and most self-checks need no more."""
-MORE = ("direction", "prompt_use", "calibration", "first_scores", "sampled", "fresh", "sft_loss", "loss", "beta")
+MORE = (
+    "direction", "prompt_use", "calibration", "first_scores", "sampled", "fresh", "sft_loss", "loss", "beta",
+    "evaluation",
+)  # fmt: skip
 """Self-checks that need a model that has learned, or more tokens or updates."""
 _BASES, _FILE = threading.Lock(), threading.Lock()
 
