@@ -1,4 +1,4 @@
-"""Self-check of validate: a published pair has the label that its source row says in words."""
+"""Self-check of validate: a published pair prefers the response that its source row calls chosen."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -32,7 +32,7 @@ def check_direction(checks: SelfChecks, artifact: Path, sources: Sequence[RowSou
     for source in sources:
         columns = {side: str(source.columns.get(side, side)) for side in ("chosen", "rejected")}
         others = {str(column) for name, column in source.columns.items() if name not in columns}
-        for raw in islice(source.rows, 0 if others.intersection(columns.values()) else FIRST):  # judged anew by votes
+        for raw in islice(source.rows, 0 if others.intersection(columns.values()) else FIRST):  # new votes decide
             named = [raw.data.get(column) for column in columns.values()]
             texts = published.get((str(raw.data.get("source") or source.file).strip(), raw.number), ("", ""))
             responses = [_last_text(value) for value in named]

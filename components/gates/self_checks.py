@@ -42,7 +42,9 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
     ),
     "validate.direction": SelfCheck(
         "Chosen and rejected of published pairs, with the first rows of the source files that name them.",
-        "labels are turned round between file and published pair", "`components/data/formats`, `published_splits.py`"),
+        "chosen and rejected are exchanged between the file and the published pair",
+        "`components/data/formats` and `data_contracts/published_splits.py`",
+    ),
     "training.resumed": SelfCheck(
         "After an interruption, the steps that each optimiser counts, with those of the history; moments are not 0.",
         "the checkpoint lacks a model or the optimisers' state, or it was not loaded",
@@ -50,9 +52,9 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
     ),
     "training.passes": SelfCheck(
         "The batches of the first pass, with the examples; the order of the second pass's batches, with the first's.",
-        "some examples are never seen and others repeat, or none are shuffled", "`components/training/loop.py`"),
+        "some examples are never seen and others repeat, or are never shuffled", "`components/training/loop.py`"),
     "training.gradients": SelfCheck(
-        "The gradients before a step's first backward pass, with none.",
+        "The gradients that are left before a step's first backward pass: there must be none.",
         "the gradients of earlier steps are not cleared and add up", "`components/training/loop.py`"),
     "sft.heldout": SelfCheck(
         "The prompts of the training demonstrations, with the file of held-out ones.",
@@ -157,13 +159,13 @@ SELF_CHECKS: Mapping[str, SelfCheck] = {
     ),
     "ppo.gradient": SelfCheck(
         "The gradients of policy and critic on some responses of the first update, with PPO's loss by the book.",
-        "the loss has another sign, mask, ratio or clip, a token sees itself, or micro-batches are not weighted",
+        "the loss has another sign, mask, ratio or clip, the critic reads later tokens, or micro-batches lack weights",
         "`components/ppo/objective.py` and `Learner.backward` in `components/ppo/learner.py`",
     ),
     "ppo.learned": SelfCheck(
         "Which rows an update took, and what it has changed: the weights of policy and critic.",
         "a model is not trained, or some rows are never learnt from",
-        "`Learner.update` in `components/ppo/learner.py`, and `policy_term` in `components/ppo/objective.py`",
+        "`Learner.update` in `components/ppo/learner.py`",
     ),
     "ppo.fresh": SelfCheck(
         "The prompts and responses of the second update, with those of the first.",

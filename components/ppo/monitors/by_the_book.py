@@ -146,10 +146,15 @@ def _errors(values: Tensor, variances: Tensor, least: float) -> float | None:
 
 
 def check_sampled(checks: SelfChecks, what: str, seen: Sequence[Surprises], exact: bool) -> None:
-    """Judge the tokens that were sampled from one distribution after another by the surprises that they are to it.
+    """Judge whether sampled tokens are as likely as samples of the policy, and responses independent of each other.
+
+    Args:
+        what: where the tokens are from, for the message.
+        seen: of one batch after another, each to the policy that sampled it.
+        exact: whether sampler and training path compute in float32.
 
     Raises:
-        CheckFailed: they are not samples of it, or responses share random numbers.
+        CheckFailed: the tokens are not samples of the policy, or responses share random numbers.
     """
     values, variances = (torch.cat([some.flatten() for some in parts]) for parts in zip(*seen, strict=True))
     excess, alike = _errors(values, variances, ENOUGH), seen[-1].alike()
